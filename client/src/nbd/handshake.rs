@@ -945,6 +945,10 @@ mod tests {
             assert!(sent.is_empty());
             assert!(matches!(outcome, Next::Failed(HandshakeError::ExportName { .. })), "{outcome:?}");
         }
+        // A name that is too long is dropped for its header; nobody waits for the rest of it.
+        let header = &option(OPT_EXPORT_NAME, &[b'x'; 4097])[..16];
+        let (_, outcome) = haggle(&[header.to_vec()]);
+        assert!(matches!(outcome, Next::Failed(HandshakeError::ExportName { .. })), "{outcome:?}");
     }
 
     #[test]
@@ -974,7 +978,9 @@ mod tests {
         for extra in [1, 2, 3, 100] {
             assert_eq!(refused(option(OPT_INFO, &[&good[..], &vec![0; extra]].concat())), REP_ERR_INVALID);
         }
-        assert_eq!(refused(option(OPT_GO, b"\0\0\0\x01\xff\0\0")), REP_ERR_INVALID);
+        for not_a_string in [b"\0\0\0\x01\xff\0\0", b"\0\0\0\x01\0\0\0"] {
+            assert_eq!(refused(option(OPT_GO, not_a_string)), REP_ERR_INVALID);
+        }
         assert_eq!(refused(option(OPT_GO, b"\xff\xff\xff\xffram\0\0")), REP_ERR_INVALID);
     }
 
