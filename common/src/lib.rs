@@ -9,4 +9,5 @@
 //! - Unsafe code has two homes here, `fabric::buffer` and `fabric::verbs`; everything else is denied it.
 
 pub mod fabric;
+pub mod metrics;
 pub mod units;

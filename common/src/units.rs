@@ -14,6 +14,9 @@ pub struct ByteRange {
 }
 
 impl ByteRange {
+    /// No bytes at all.
+    pub const EMPTY: Self = Self { offset: 0, length: 0 };
+
     /// The range, or `None` where its end does not fit a `u64`.
     pub const fn new(offset: u64, length: u64) -> Option<Self> {
         match offset.checked_add(length) {
@@ -56,6 +59,13 @@ pub struct Pieces {
     rest: ByteRange,
     piece: u64,
     boundary: u64,
+}
+
+impl Pieces {
+    /// Bytes of the pieces that are still to come.
+    pub fn remaining(&self) -> u64 {
+        self.rest.length
+    }
 }
 
 impl Iterator for Pieces {

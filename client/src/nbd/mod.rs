@@ -9,8 +9,11 @@
 //! 3. [`transmission`]: requests in, replies out, and the one door at which each request is checked.
 //!
 //! All three are pure: bytes come in as arguments and go out as values. Sockets, clocks and threads belong to
-//! the code that calls them.
+//! the code that calls them:
+//!
+//! 4. [`lane`]: the loop between one connection's socket and the export.
 
 pub mod handshake;
+pub mod lane;
 pub mod proto;
 pub mod transmission;

@@ -383,6 +383,14 @@ impl<'a> Span<'a> {
         }
     }
 
+    /// The span without its first `skip` bytes (without all, where there are fewer).
+    #[must_use]
+    pub fn after(self, skip: usize) -> Self {
+        let skip = skip.min(self.iovec.iov_len);
+        let iov_base = self.iovec.iov_base.cast::<u8>().wrapping_add(skip).cast();
+        Self { iovec: libc::iovec { iov_base, iov_len: self.iovec.iov_len - skip }, ..self }
+    }
+
     /// Number of bytes.
     pub fn len(&self) -> usize {
         self.iovec.iov_len

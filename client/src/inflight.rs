@@ -1,0 +1,109 @@
+//! The requests that a front end has taken and not yet answered.
+//!
+//! A request lives here from the moment it is taken until its one answer. Its slots do not: they are in the link, and
+//! come back with the request's [`RequestId`] as their tag.
+
+use kaeru_common::units::Pieces;
+
+use crate::nbd::proto::NbdError;
+use crate::nbd::transmission::Request;
+
+/// Names a request while it is in flight; the tag of its operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestId(u32);
+
+impl RequestId {
+    /// As the tag of an operation.
+    pub fn tag(self) -> u64 {
+        u64::from(self.0)
+    }
+
+    /// From the tag of a completion.
+    pub fn from_tag(tag: u64) -> Self {
+        Self(tag as u32)
+    }
+}
+
+/// A request under way.
+#[derive(Debug)]
+pub struct InFlight {
+    /// What the client asked for.
+    pub request: Request,
+    /// The pieces that are not posted yet (for a write: whose payload has not been received yet).
+    pub left: Pieces,
+    /// Pieces that the link has.
+    pub outstanding: u32,
+    /// The first thing that went wrong.
+    pub error: Option<NbdError>,
+    /// Whether all pieces were posted, or given up after an error.
+    pub posted: bool,
+    /// Whether it is answered bit by bit, because it is too long to be held back whole.
+    pub streaming: bool,
+    /// Bytes of such an answer that were sent already.
+    pub sent: u64,
+}
+
+impl InFlight {
+    /// A request that was just taken, to be done in these pieces.
+    pub fn new(request: Request, pieces: Pieces) -> Self {
+        Self { request, left: pieces, outstanding: 0, error: None, posted: false, streaming: false, sent: 0 }
+    }
+
+    /// Whether nothing is left but to answer it.
+    pub fn is_over(&self) -> bool {
+        self.posted && self.outstanding == 0
+    }
+
+    /// Notes that it failed; the first failure counts.
+    pub fn fail(&mut self, error: NbdError) {
+        self.error.get_or_insert(error);
+    }
+}
+
+/// A fixed table of requests.
+#[derive(Debug)]
+pub struct Table {
+    entries: Vec<Option<InFlight>>,
+    free: Vec<u32>,
+}
+
+impl Table {
+    /// Room for `limit` requests.
+    pub fn new(limit: u32) -> Self {
+        Self { entries: (0..limit).map(|_| None).collect(), free: (0..limit).rev().collect() }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether there is no room for another.
+    pub fn is_full(&self) -> bool {
+        self.free.is_empty()
+    }
+
+    /// Takes a request in; `None` when the table is full.
+    pub fn insert(&mut self, request: InFlight) -> Option<RequestId> {
+        let index = self.free.pop()?;
+        self.entries[index as usize] = Some(request);
+        Some(RequestId(index))
+    }
+
+    /// The request of this name.
+    pub fn get(&mut self, id: RequestId) -> Option<&mut InFlight> {
+        self.entries.get_mut(id.0 as usize)?.as_mut()
+    }
+
+    /// Takes the request out, to be answered.
+    pub fn remove(&mut self, id: RequestId) -> Option<InFlight> {
+        let request = self.entries.get_mut(id.0 as usize)?.take()?;
+        self.free.push(id.0);
+        Some(request)
+    }
+}
