@@ -28,6 +28,7 @@
 //! - No atomics, no immediate data, no inline, one scatter/gather entry: a ConnectX-3, NetworkDirect and iWARP all do.
 
 pub mod buffer;
+pub mod handshake;
 #[cfg(feature = "sim")]
 pub mod sim;
 pub mod tcp;
