@@ -1,6 +1,6 @@
 //! What both sides of Kaeru share: the words on the wire, the session logic, and the fabrics that move the bytes.
 //!
-//! Reading order: [`units`], `wire` (the protocol text), `session` (who says what when), [`fabric`] (the contract
+//! Reading order: [`units`], [`wire`] (the protocol text), [`session`] (who says what when), [`fabric`] (the contract
 //! that everything fast stands on), then one fabric: [`fabric::tcp`] is the easiest.
 //!
 //! Invariants:
@@ -8,6 +8,10 @@
 //! - `fabric` knows no exports, sessions or messages: it moves bytes between slots and regions.
 //! - Unsafe code has two homes here, `fabric::buffer` and `fabric::verbs`; everything else is denied it.
 
+pub mod codec;
+pub mod error;
 pub mod fabric;
 pub mod metrics;
+pub mod session;
 pub mod units;
+pub mod wire;
