@@ -73,14 +73,9 @@ impl Table {
         Self { entries: (0..limit).map(|_| None).collect(), free: (0..limit).rev().collect() }
     }
 
-    /// How many there are.
-    pub fn len(&self) -> usize {
+    /// How many requests there are.
+    pub fn count(&self) -> usize {
         self.entries.len() - self.free.len()
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Whether there is no room for another.

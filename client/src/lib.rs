@@ -1,7 +1,18 @@
 //! The client: it attaches a server's export and shows it to programs and to the kernel.
 //!
-//! Reading order: [`remote`] (an export as byte ranges), [`nbd`] (what programs and the kernel see of it).
+//! Reading order: [`target`] (how an export is named), [`session`] (attaching it), [`remote`] (an export as byte
+//! ranges), [`nbd`] (what programs and the kernel see of it), [`background`] (how `status` and `detach` find it).
 
-mod inflight;
+pub mod args;
+pub mod attach;
+pub mod attachment;
+pub mod background;
+pub mod inflight;
+pub mod list;
+pub mod manage;
 pub mod nbd;
 pub mod remote;
+pub mod serve;
+pub mod session;
+pub mod signals;
+pub mod target;

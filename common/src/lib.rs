@@ -11,6 +11,7 @@
 pub mod codec;
 pub mod error;
 pub mod fabric;
+pub mod logging;
 pub mod metrics;
 pub mod session;
 pub mod units;

@@ -103,6 +103,13 @@ impl Stop {
     }
 }
 
+impl AsFd for Stop {
+    /// Readable once it was asked.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.wake.as_fd()
+    }
+}
+
 /// Why a lane ended.
 #[derive(Debug, thiserror::Error)]
 pub enum LaneEnd {
@@ -508,7 +515,7 @@ impl<L: Link> Lane<L> {
             self.complete(completion);
         }
         self.done = done;
-        self.counters.set_in_flight(self.table.len() as u64);
+        self.counters.set_in_flight(self.table.count() as u64);
         true
     }
 
@@ -684,7 +691,7 @@ impl<L: Link> Lane<L> {
     /// Whether no request is under way. A write whose payload will never come does not count.
     fn table_is_settled(&self) -> bool {
         let unfinished = usize::from(!matches!(self.expect, Expect::Header));
-        self.owed == 0 && self.table.len() <= unfinished
+        self.owed == 0 && self.table.count() <= unfinished
     }
 
     /// Spins for the budget, then sleeps until something can be done.
@@ -729,7 +736,7 @@ impl<L: Link> Lane<L> {
             let left = self.config.patience.saturating_sub(self.last_progress.elapsed());
             rustix::event::Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
         });
-        let (socket, stop) = (self.socket.as_fd(), self.stop.0.wake.as_fd());
+        let (socket, stop) = (self.socket.as_fd(), self.stop.as_fd());
         let mut fds = [
             PollFd::new(&socket, wanted),
             PollFd::from_borrowed_fd(self.remote.wait_fd(), PollFlags::IN),
@@ -804,10 +811,5 @@ impl<L: Link> Lane<L> {
             }
         }
         self.counters.set_in_flight(0);
-    }
-
-    /// The client's socket, for whoever wants to know.
-    pub fn socket(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
     }
 }

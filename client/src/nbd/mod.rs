@@ -11,9 +11,16 @@
 //! All three are pure: bytes come in as arguments and go out as values. Sockets, clocks and threads belong to
 //! the code that calls them:
 //!
-//! 4. [`lane`]: the loop between one connection's socket and the export.
+//! 4. [`lane`]: the loop between one connection's socket and the export;
+//! 5. [`front`]: an export's lanes, lent to its connections;
+//! 6. [`listen`]: connections of programs, over a Unix socket or a loopback port;
+//! 7. [`kernel`]: connections of the kernel, as `/dev/nbdN` (Linux).
 
+pub mod front;
 pub mod handshake;
+#[cfg(target_os = "linux")]
+pub mod kernel;
 pub mod lane;
+pub mod listen;
 pub mod proto;
 pub mod transmission;

@@ -398,6 +398,16 @@ impl Link for VerbsLink {
     }
 }
 
+impl std::fmt::Debug for VerbsLink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let in_flight = self.in_flight();
+        f.debug_struct("VerbsLink")
+            .field("in_flight", &in_flight)
+            .field("down", &self.down)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Drop for VerbsLink {
     fn drop(&mut self) {
         self.close();

@@ -33,7 +33,6 @@ pub(super) struct Queues {
 // objects that the verbs library locks.
 unsafe impl Send for Queues {}
 
-
 /// One work request to post.
 #[derive(Clone, Copy)]
 pub(super) struct WorkRequest {

@@ -1,0 +1,74 @@
+//! An attached export as `status` and `detach` see it.
+
+use kaeru_common::metrics::LaneSnapshot;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+use crate::background::{Answer, Detached, IoReport, Note, Report};
+use crate::nbd::front::Front;
+
+/// What lets go of an attachment; it is told whether to although it is in use.
+pub type LetGo = Box<dyn Fn(bool) -> Detached + Send + Sync>;
+
+/// One attached export.
+pub struct Attachment {
+    front: Arc<Front>,
+    note: Note,
+    /// Tells the process to end.
+    ask: watch::Sender<bool>,
+    let_go: LetGo,
+}
+
+impl Attachment {
+    /// The attachment behind `front`; `ask` makes the process end once `let_go` has let go.
+    pub fn new(front: Arc<Front>, note: Note, ask: watch::Sender<bool>, let_go: LetGo) -> Self {
+        Self { front, note, ask, let_go }
+    }
+}
+
+impl Answer for Attachment {
+    fn report(&self) -> Report {
+        let session = self.front.session();
+        let (granted, health, route) =
+            (session.granted(), session.health().borrow().clone(), session.route());
+        let (state, detail) = match (health.closed, health.silent_since) {
+            (Some(reason), _) => ("lost", Some(format!("{reason}; requests fail with I/O errors"))),
+            (None, Some(since)) => {
+                let text = format!(
+                    "the server has said nothing for {} s; lanes that work go on",
+                    since.elapsed().as_secs()
+                );
+                ("silent", Some(text))
+            }
+            (None, None) => ("ok", None),
+        };
+        Report {
+            note: self.note.clone(),
+            state: state.into(),
+            detail,
+            server: Some(session.welcome().server.to_string()),
+            session: Some(granted.session.to_string()),
+            size: Some(granted.size),
+            read_only: Some(granted.read_only),
+            fabric: route.as_ref().map(|route| route.fabric.to_string()),
+            fabric_reason: route.map(|route| route.why),
+            lanes: self.front.lanes(),
+            io: self.front.snapshot().into(),
+        }
+    }
+
+    fn detach(&self, force: bool) -> Detached {
+        (self.let_go)(force)
+    }
+
+    fn farewell(&self) {
+        self.ask.send_replace(true);
+    }
+}
+
+impl From<LaneSnapshot> for IoReport {
+    fn from(lanes: LaneSnapshot) -> Self {
+        let LaneSnapshot { reads, writes, others, bytes_read, bytes_written, errors, in_flight } = lanes;
+        Self { reads, writes, others, bytes_read, bytes_written, errors, in_flight }
+    }
+}

@@ -1,0 +1,180 @@
+//! `kaeru status` and `kaeru detach`.
+
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
+
+use kaeru_common::units::Size;
+
+use crate::args::{Detach, Status};
+use crate::attach::detached;
+use crate::background::{Detached, Holder, Report, holders};
+use crate::nbd::kernel::{self, KernelError, Urgency};
+
+/// How long a process may take to end after it has let go.
+const END: Duration = Duration::from_secs(5);
+
+/// Why something could not be shown or detached.
+#[derive(Debug, thiserror::Error)]
+pub enum ManageError {
+    /// Nothing has that name.
+    #[error("{what} is not attached here; attached are: {known}")]
+    Unknown {
+        /// What was asked for.
+        what: String,
+        /// What there is.
+        known: String,
+    },
+    /// It did not let go.
+    #[error("{what} stays attached: {reason}")]
+    Refused {
+        /// What was asked for.
+        what: String,
+        /// Why not.
+        reason: String,
+    },
+    /// Several things failed.
+    #[error("{0}")]
+    Several(String),
+    /// The device could not be looked at.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The system refused.
+    #[error("cannot do that: {0}")]
+    System(#[from] io::Error),
+}
+
+/// Shows what is attached and how it is.
+///
+/// # Errors
+/// Where the notes cannot be read or the output cannot be written.
+pub fn status(status: &Status, out: &mut impl Write) -> Result<(), ManageError> {
+    let reports: Vec<Report> = holders()?.iter().map(Holder::report).collect();
+    if status.json {
+        serde_json::to_writer_pretty(&mut *out, &reports).map_err(io::Error::from)?;
+        writeln!(out)?;
+        return Ok(());
+    }
+    if reports.is_empty() {
+        writeln!(out, "nothing is attached")?;
+    }
+    for report in &reports {
+        show(report, out)?;
+    }
+    Ok(())
+}
+
+fn show(report: &Report, out: &mut impl Write) -> io::Result<()> {
+    let place = report.note.device.as_ref().or(report.note.listen.as_ref()).map_or("", String::as_str);
+    writeln!(out, "{place}: {} is {}", report.note.target, report.state)?;
+    if let Some(detail) = &report.detail {
+        writeln!(out, "  {detail}")?;
+    }
+    if let (Some(size), Some(read_only)) = (report.size, report.read_only) {
+        let mode = if read_only { "read-only" } else { "read-write" };
+        writeln!(out, "  {}, {mode}, process {}", Size(size), report.note.pid)?;
+    }
+    if let (Some(fabric), Some(reason)) = (&report.fabric, &report.fabric_reason) {
+        writeln!(out, "  {} lanes over {fabric}, not encrypted: {reason}", report.lanes)?;
+    }
+    let io = &report.io;
+    writeln!(
+        out,
+        "  {} reads ({}), {} writes ({}), {} others, {} errors, {} in flight",
+        io.reads,
+        Size(io.bytes_read),
+        io.writes,
+        Size(io.bytes_written),
+        io.others,
+        io.errors,
+        io.in_flight
+    )
+}
+
+/// Detaches what was asked for, whether its process lives or not.
+///
+/// # Errors
+/// What stays attached, and why.
+pub fn detach(detach: &Detach, out: &mut impl Write) -> Result<(), ManageError> {
+    let all = holders()?;
+    if detach.all {
+        return each(all.iter(), |holder| detach_holder(holder, detach.force, out));
+    }
+    each(detach.what.iter(), |what| {
+        let matches =
+            |holder: &&Holder| &holder.note.target == what || holder.note.device.as_ref() == Some(what);
+        match all.iter().find(matches) {
+            Some(holder) => detach_holder(holder, detach.force, out),
+            None => detach_orphan(what, detach.force, &all, out),
+        }
+    })
+}
+
+/// Does all of it, whatever fails on the way.
+fn each<T>(
+    items: impl Iterator<Item = T>,
+    mut act: impl FnMut(T) -> Result<(), ManageError>,
+) -> Result<(), ManageError> {
+    let mut failures: Vec<ManageError> = items.filter_map(|item| act(item).err()).collect();
+    match failures.len() {
+        0 => Ok(()),
+        1 => Err(failures.remove(0)),
+        _ => {
+            Err(ManageError::Several(failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")))
+        }
+    }
+}
+
+fn detach_holder(holder: &Holder, force: bool, out: &mut impl Write) -> Result<(), ManageError> {
+    let what = holder.note.device.clone().unwrap_or_else(|| holder.note.target.clone());
+    let Some(answer) = holder.detach(force)? else { return clean_up(holder, &what, out) };
+    report(&what, answer, out)?;
+    // So that whoever attaches next finds nothing of it.
+    let deadline = Instant::now() + END;
+    while Instant::now() < deadline && holders()?.iter().any(|other| other.note.pid == holder.note.pid) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// Detaches what a killed process left attached.
+fn clean_up(holder: &Holder, what: &str, out: &mut impl Write) -> Result<(), ManageError> {
+    let answer = match holder.note.device.as_deref().and_then(kernel::index_of) {
+        // Nobody serves it, so there is nothing that being careful could save.
+        Some(index) => detached(index, Urgency::Now),
+        None => Detached::Done(format!("{what} was served by a process that is gone")),
+    };
+    report(what, answer, out)?;
+    holder.forget();
+    Ok(())
+}
+
+/// Detaches a device of ours that nobody left a note about.
+fn detach_orphan(what: &str, force: bool, all: &[Holder], out: &mut impl Write) -> Result<(), ManageError> {
+    let ours = |index: &u32| {
+        kernel::status(*index)
+            .is_ok_and(|status| status.backend.is_some_and(|backend| backend.starts_with("kaeru:")))
+    };
+    match kernel::index_of(what).filter(ours) {
+        Some(index) => {
+            report(what, detached(index, if force { Urgency::Now } else { Urgency::WhenUnused }), out)
+        }
+        None => {
+            let known: Vec<String> = all
+                .iter()
+                .map(|holder| match &holder.note.device {
+                    Some(device) => format!("{} as {device}", holder.note.target),
+                    None => holder.note.target.clone(),
+                })
+                .collect();
+            let known = if known.is_empty() { "nothing".to_owned() } else { known.join(", ") };
+            Err(ManageError::Unknown { what: what.to_owned(), known })
+        }
+    }
+}
+
+fn report(what: &str, answer: Detached, out: &mut impl Write) -> Result<(), ManageError> {
+    match answer {
+        Detached::Done(text) => Ok(writeln!(out, "{text}")?),
+        Detached::Refused(reason) => Err(ManageError::Refused { what: what.to_owned(), reason }),
+    }
+}
