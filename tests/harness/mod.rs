@@ -1,0 +1,11 @@
+//! What the cases stand on: fabrics in pairs, links that count what they are owed, an oracle, and skipping aloud.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+pub(crate) mod driven;
+pub(crate) mod oracle;
+pub(crate) mod pair;
+pub(crate) mod random;
+pub(crate) mod real;
+pub(crate) mod requires;
+pub(crate) mod rig;
