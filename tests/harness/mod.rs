@@ -1,4 +1,6 @@
 //! What the cases stand on: fabrics in pairs, links that count what they are owed, an oracle, and skipping aloud.
+//!
+//! `tcp.rs` and `verbs.rs` join the list below, and `conformance!` in `cases/conformance`, with their fabrics.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
