@@ -59,6 +59,7 @@ macro_rules! conformance {
                 arming_says_that_something_arrived_before,
                 no_wake_up_is_lost_in_ten_thousand_round_trips,
                 a_sleeping_server_wakes_to_serve,
+                sleepers_move_more_than_any_socket_holds,
                 death_wakes_a_sleeping_link,
             },
         });
@@ -143,6 +144,7 @@ mod proof {
         NeverRings: waiting::no_wake_up_is_lost_in_ten_thousand_round_trips,
         MissesArrivals: waiting::arming_says_that_something_arrived_before,
         NeverRings: waiting::a_sleeping_server_wakes_to_serve,
+        NeverRings: waiting::sleepers_move_more_than_any_socket_holds,
         NeverRings: waiting::death_wakes_a_sleeping_link,
     }
 

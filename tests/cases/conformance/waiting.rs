@@ -3,11 +3,11 @@
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use kaeru_common::fabric::{Link, Op};
+use kaeru_common::fabric::{Link, LinkConfig, Op};
 
 use crate::harness::driven::{Driven, bytes_of};
 use crate::harness::pair::{LinkOf, PATIENCE, Pair, any_readable};
-use crate::harness::rig::{Duo, Rig};
+use crate::harness::rig::{Duo, Rig, SMALL};
 
 /// Polls until nothing happens and the link is armed.
 fn rest<L: Link>(end: &mut Driven<L>) {
@@ -159,28 +159,55 @@ pub(super) fn no_wake_up_is_lost_in_ten_thousand_round_trips<P: Pair>(pair: P) {
     }
 }
 
+/// Lets both ends work only when their descriptors wake them, until the client's operations came back.
+fn sleep_through<P: Pair>(rig: &mut Rig<P>, duo: &mut Duo<P>) {
+    let deadline = rig.pair.now() + PATIENCE;
+    duo.client.link.submit();
+    rest(&mut duo.client);
+    while duo.client.owes() > 0 {
+        // A card serves without its process; software is woken by its descriptor.
+        let woken = rig.pair.sleep(&[duo.client.link.wait_fd(), duo.server.link.wait_fd()]);
+        assert!(woken && rig.pair.now() < deadline, "both sleep over {} operations", duo.client.owes());
+        for end in [&mut duo.client, &mut duo.server] {
+            if any_readable(&[end.link.wait_fd()], Duration::ZERO) {
+                rest(end);
+            }
+        }
+    }
+}
+
 pub(super) fn a_sleeping_server_wakes_to_serve<P: Pair>(pair: P) {
     let mut rig = Rig::new(pair, 4096);
     let mut duo = rig.join_small();
+    rest(&mut duo.server);
     for round in 0..200u8 {
-        rest(&mut duo.server);
         let tag = duo.client.write(&[round; 64], rig.range(0, 64));
         let read = duo.client.read(rig.range(0, 64));
-        duo.client.link.submit();
-        let deadline = rig.pair.now() + PATIENCE;
-        while duo.client.owes() > 0 {
-            rest(&mut duo.client);
-            if duo.client.owes() > 0 {
-                // A card serves without its process; software is woken by its descriptor.
-                let woken = rig.pair.sleep(&[duo.client.link.wait_fd(), duo.server.link.wait_fd()]);
-                assert!(woken && rig.pair.now() < deadline, "round {round}");
-                if any_readable(&[duo.server.link.wait_fd()], Duration::ZERO) {
-                    rest(&mut duo.server);
-                }
-            }
-        }
+        sleep_through(&mut rig, &mut duo);
         assert_eq!(duo.client.result(tag), Ok(64));
         assert_eq!(duo.client.bytes(read), [round; 64]);
+    }
+}
+
+pub(super) fn sleepers_move_more_than_any_socket_holds<P: Pair>(pair: P) {
+    // The answers to 16 reads, which is what goes on the wire at once, fill a socket too.
+    const PIECE: u32 = 1 << 20;
+    let mut rig = Rig::new(pair, 16 * PIECE as usize);
+    let wide = LinkConfig { slots: 32, slot_size: PIECE, depth: 32, ..SMALL };
+    let mut duo = rig.join(&wide, &SMALL);
+    rest(&mut duo.server);
+    for round in 0..4u8 {
+        for at in 0..16 {
+            duo.client
+                .write(&vec![round ^ at; PIECE as usize], rig.range(u64::from(at) * u64::from(PIECE), PIECE));
+        }
+        let reads: Vec<u64> =
+            (0..16).map(|at| duo.client.read(rig.range(at * u64::from(PIECE), PIECE))).collect();
+        sleep_through(&mut rig, &mut duo);
+        for (at, read) in (0..).zip(reads) {
+            assert!(duo.client.bytes(read).iter().all(|&byte| byte == round ^ at), "round {round}");
+        }
+        duo.client.done.clear();
     }
 }
 
