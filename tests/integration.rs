@@ -1,0 +1,10 @@
+//! Behaviour on whatever the machine has: loopback, a kernel, a card. What it lacks is skipped with a reason.
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "tests fail by panicking")]
+
+mod harness;
+
+mod cases {
+    mod conformance;
+    mod layering;
+}
