@@ -1,1 +1,3 @@
 //! Kaeru.
+
+pub mod nbd;

@@ -1,0 +1,4 @@
+//! The NBD front end.
+
+#[cfg(target_os = "linux")]
+pub mod kernel;
