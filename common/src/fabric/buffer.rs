@@ -413,8 +413,8 @@ pub fn receive<const N: usize>(
     spans: [SpanMut<'_>; N],
     rest: &mut [u8],
 ) -> io::Result<usize> {
-    const { assert!(N < MAX_SPANS) };
-    let mut iovecs = [Span::EMPTY.iovec; MAX_SPANS];
+    const { assert!(N < MAX_RECEIVE) };
+    let mut iovecs = [Span::EMPTY.iovec; MAX_RECEIVE];
     for (iovec, span) in iovecs.iter_mut().zip(&spans) {
         *iovec = span.0.iovec;
     }
@@ -443,7 +443,10 @@ pub fn transmit(socket: BorrowedFd<'_>, spans: &[Span<'_>]) -> io::Result<usize>
     })
 }
 
-/// The most spans that one call moves.
+/// The most stretches that [`receive`] fills, `rest` included: few, since every call sets the array up.
+const MAX_RECEIVE: usize = 4;
+
+/// The most spans that [`transmit`] moves with one call.
 pub const MAX_SPANS: usize = 128;
 
 /// A [`Span`] that may be written to: of a slot that the caller owns, or of granted memory.

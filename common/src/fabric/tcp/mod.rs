@@ -1,1 +1,190 @@
-//! t
+//! The one-sided operations over a TCP stream: what a card does in hardware, done by the thread that polls the link.
+//!
+//! It is the fabric of machines without a card, the fallback of those with one, and the easiest of the three to read.
+//!
+//! ```text
+//!   connecting side                                    accepting side
+//!   preamble: version, token, responder depth ───────▶ Incoming
+//!                                             ◀─────── reply: status, reads that may be outstanding, either way
+//!   ── from here on both ends are equal ──
+//!   WRITE seq, address, key, length | bytes ─────────▶ checked, placed in the region
+//!   SEND seq, length | bytes ────────────────────────▶ placed in the oldest posted receive
+//!                                             ◀─────── ACK placed, posted                 (one for many)
+//!   READ seq, address, key, length ──────────────────▶ checked
+//!                                             ◀─────── DATA seq, length | bytes           (straight from the region)
+//!   WRITE outside of the grant ──────────────────────▶ refused
+//!                                             ◀─────── NAK seq, reason; then the end of the stream
+//! ```
+//!
+//! Three choices carry the rest:
+//! - **Receiving never waits for anything.** What a peer can make us owe is bounded by what it was promised: one
+//!   cumulative ACK and as many DATA as reads are negotiated, kept in queues made at the start. A SEND leaves its sender
+//!   only when a posted receive was announced for it (`posted` in the ACK), so it never blocks the bytes behind it. Two
+//!   links that are both full therefore cannot wait for each other, and a waiting send holds up no answer, as on a card.
+//! - **Payload is never parsed out of a side buffer.** A header names where its payload goes, and the socket call fills
+//!   that place directly, with a small stage behind it for the headers that follow. The few bytes of payload that came
+//!   with their header are copied; everything is sent straight from slot or region.
+//! - **The owner of the memory checks.** Key, bounds and right are looked up in the link's own table
+//!   (`regions`): no lock, no allocation, and nothing shared with other links.
+//!
+//! Reading order: `frame`, `link`, then the parts that a link is made of: `initiator` (our operations),
+//! `responder` (the peer's), `inbox` and `outbox` (the two directions of the stream).
+//!
+//! A port to Windows replaces `poller`, the socket options in this file and the two socket calls of
+//! [`super::buffer`].
+
+mod frame;
+mod inbox;
+mod initiator;
+mod link;
+mod listen;
+mod outbox;
+mod poller;
+mod preamble;
+mod regions;
+mod responder;
+#[cfg(test)]
+mod tests;
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt;
+
+pub use self::link::TcpLink;
+pub use self::listen::{Incoming, TcpListener};
+pub use self::preamble::{BadPreamble, LanePreamble, PREAMBLE_MAGIC};
+pub use self::regions::TcpDomain;
+
+use self::preamble::{BadReply, LaneReply};
+use self::regions::Regions;
+use super::buffer::SlotPool;
+use super::{ConnectError, Fabric, FabricKind, LinkConfig, SetupError};
+use crate::units::LaneToken;
+
+/// How long a peer's machine may leave bytes unacknowledged before the link counts as dead. (Its kernel answers, so a
+/// busy or stopped process is not meant; unless its buffers stay full for as long.)
+const PEER_SILENCE: Duration = Duration::from_secs(10);
+
+/// The fabric itself: it has no state.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tcp;
+
+impl Fabric for Tcp {
+    type Domain = TcpDomain;
+    type Link = TcpLink;
+
+    fn kind(&self) -> FabricKind {
+        FabricKind::Tcp
+    }
+
+    fn domain(&self) -> Result<TcpDomain, SetupError> {
+        Ok(TcpDomain::default())
+    }
+
+    fn connect(
+        &self,
+        address: SocketAddr,
+        token: &LaneToken,
+        config: &LinkConfig,
+        patience: Duration,
+    ) -> Result<TcpLink, ConnectError> {
+        let pool = pool_of(config)?;
+        let preamble = LanePreamble { token: *token, responder_depth: config.responder_depth.max(1) };
+        let (stream, reply) = introduce(address, &preamble, patience)
+            .map_err(|error| error.into_connect_error(address, patience))?;
+        // A peer that promises more than we asked for is held to what we asked for.
+        let reads = reply.reads.min(preamble.responder_depth);
+        Ok(TcpLink::over(stream.into(), pool, config, reads, Regions::of_nobody())?)
+    }
+}
+
+/// Why [`introduce`] failed.
+enum Introduction {
+    Io(io::Error),
+    Reply(BadReply),
+}
+
+impl From<io::Error> for Introduction {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl Introduction {
+    fn into_connect_error(self, address: SocketAddr, after: Duration) -> ConnectError {
+        let fabric = FabricKind::Tcp;
+        let reason = match self {
+            Self::Reply(BadReply::Rejected(reason)) => {
+                return ConnectError::Refused { fabric, address, reason };
+            }
+            // A socket with a time limit reports the end of the wait as either of the two.
+            Self::Io(error)
+                if matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock) =>
+            {
+                return ConnectError::TimedOut { fabric, address, after };
+            }
+            Self::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                "the connection was closed before the lane was answered; is it a Kaeru server?".to_owned()
+            }
+            Self::Io(error) => error.to_string(),
+            Self::Reply(BadReply::NotOurs) => {
+                "what answers there does not speak the lane protocol; is it a Kaeru server?".to_owned()
+            }
+        };
+        ConnectError::Unreachable { fabric, address, reason }
+    }
+}
+
+/// Connects and exchanges preamble and reply, all within `patience`.
+fn introduce(
+    address: SocketAddr,
+    preamble: &LanePreamble,
+    patience: Duration,
+) -> Result<(TcpStream, LaneReply), Introduction> {
+    let deadline = Instant::now() + patience;
+    let stream = TcpStream::connect_timeout(&address, left_until(deadline)?)?;
+    prepare(&stream)?;
+    stream.set_write_timeout(Some(left_until(deadline)?))?;
+    (&stream).write_all(&preamble.encode())?;
+    let mut reply = [0; LaneReply::LEN];
+    let mut filled = 0;
+    // Not `read_exact`: a peer that dribbles single bytes would renew its time limit with each.
+    while filled < reply.len() {
+        stream.set_read_timeout(Some(left_until(deadline)?))?;
+        match (&stream).read(&mut reply[filled..]) {
+            Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            Ok(got) => filled += got,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let reply = LaneReply::decode(&reply).map_err(Introduction::Reply)?;
+    Ok((stream, reply))
+}
+
+/// The time that is left, or `TimedOut`. Never zero, which means "no limit" to sockets.
+fn left_until(deadline: Instant) -> io::Result<Duration> {
+    match deadline.saturating_duration_since(Instant::now()) {
+        Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
+        left => Ok(left),
+    }
+}
+
+/// Socket options of a lane: send at once, and notice a peer whose machine is gone even while nothing is sent.
+///
+/// Buffer sizes are left to the kernel, whose own tuning outdid every fixed size that was measured.
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, PEER_SILENCE / 2)?;
+    sockopt::set_tcp_keepintvl(stream, PEER_SILENCE / 10)?;
+    sockopt::set_tcp_user_timeout(stream, PEER_SILENCE.as_millis() as u32)?;
+    Ok(())
+}
+
+fn pool_of(config: &LinkConfig) -> Result<SlotPool, SetupError> {
+    SlotPool::new(config.slots, config.slot_size)
+        .map_err(|source| SetupError::Resource { what: "the slots of a lane", source })
+}
