@@ -242,6 +242,11 @@ impl Session {
         &self.granted
     }
 
+    /// Whether the export reads as zeroes everywhere and keeps nothing.
+    pub fn is_all_hole(&self) -> bool {
+        matches!(self.granted.grant, Grant::Null { .. })
+    }
+
     /// What the server says of itself.
     pub fn welcome(&self) -> &Welcome {
         &self.welcome

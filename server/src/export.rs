@@ -9,7 +9,7 @@ use kaeru_common::fabric::tcp::Tcp;
 #[cfg(feature = "verbs")]
 use kaeru_common::fabric::verbs::Verbs;
 use kaeru_common::units::{BootId, ExportName, SessionId};
-use kaeru_common::wire::control::{BlockSizes, ExportInfo, Name, Refusal};
+use kaeru_common::wire::control::{BlockSizes, ExportInfo, ExportKind, Name, Refusal};
 
 use crate::config::ExportConfig;
 use crate::gate::Gate;
@@ -86,11 +86,19 @@ impl Export {
         BlockSizes { least: 1, preferred: PREFERRED_BLOCK }
     }
 
+    /// What a list calls its store.
+    pub fn kind(&self) -> ExportKind {
+        match *self.store {
+            Store::Ram(_) => ExportKind::Ram,
+            Store::Null(_) => ExportKind::Null,
+        }
+    }
+
     /// As a list shows it.
     pub fn info(&self) -> ExportInfo {
         ExportInfo {
             name: self.name.clone(),
-            kind: self.store.kind(),
+            kind: self.kind(),
             size: self.store.size(),
             read_only: self.read_only,
             blocks: self.blocks(),

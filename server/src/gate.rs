@@ -3,9 +3,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kaeru_common::fabric::{Domain, Fabric, RegionInfo, SetupError};
+use kaeru_common::fabric::{Access, Domain, Fabric, RegionInfo, SetupError};
 
-use crate::store::Store;
+use crate::store::{Piece, Store};
 
 /// One access mode of a gate.
 pub struct Opening<F: Fabric> {
@@ -45,7 +45,8 @@ impl<F: Fabric> Gate<F> {
         }
         let mut domain = self.fabric.domain()?;
         let mut regions = Vec::new();
-        for (memory, access) in self.store.memory(write) {
+        for Piece { memory, writable } in self.store.memory() {
+            let access = if write && writable { Access::RemoteReadWrite } else { Access::RemoteRead };
             regions.extend(domain.register(&memory, access)?);
         }
         Ok(slot.insert(Arc::new(Opening { domain, regions })).clone())

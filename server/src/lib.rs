@@ -196,7 +196,7 @@ impl Server {
             lines.push(format!(
                 "export {}: {}, {size}, {mode}, {}",
                 export.name,
-                store.kind(),
+                export.kind(),
                 store.description()
             ));
         }

@@ -1,6 +1,4 @@
 //! What the cases stand on: fabrics in pairs, links that count what they are owed, an oracle, and skipping aloud.
-//!
-//! `tcp.rs` and `verbs.rs` join the list below, and `conformance!` in `cases/conformance`, with their fabrics.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -11,3 +9,6 @@ pub(crate) mod random;
 pub(crate) mod real;
 pub(crate) mod requires;
 pub(crate) mod rig;
+pub(crate) mod tcp;
+#[cfg(feature = "verbs")]
+pub(crate) mod verbs;

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kaeru_common::metrics::{LaneCounters, LaneSnapshot};
-use kaeru_common::wire::grant::Grant;
 
 use super::handshake::{BlockSizes, ExportInfo, Negotiated};
 use super::lane::{Lane, LaneConfig, LaneEnd, Spin, Stop};
@@ -124,7 +123,7 @@ impl Front {
     }
 
     fn lane_config(&self, limits: ExportLimits, structured: bool) -> LaneConfig {
-        let hole = matches!(self.session.granted().grant, Grant::Null { .. });
+        let hole = self.session.is_all_hole();
         let spin = self.options.spin.unwrap_or(Spin::For(Duration::from_micros(20)));
         LaneConfig { limits, structured, hole, spin, patience: self.options.patience }
     }

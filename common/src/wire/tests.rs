@@ -15,6 +15,9 @@ use crate::error::Status;
 use crate::fabric::{FabricKind, RegionInfo};
 use crate::units::{BootId, Epoch, ExportName, LaneToken, SessionId};
 
+/// Address, key, length.
+type Region = (u64, u32, u64);
+
 const BLOCKS: BlockSizes = BlockSizes { least: 512, preferred: 4096 };
 
 fn frame(message: &Message) -> Vec<u8> {
@@ -184,7 +187,7 @@ fn what_is_wrong(message: &Message) -> &'static str {
 
 #[test]
 fn windows_must_be_even_and_cover_the_export() {
-    let good: [(u64, &[(u64, u32, u64)]); 4] = [
+    let good: [(u64, &[Region]); 4] = [
         (1024, &[(0, 1, 1024)]),
         (1024, &[(0, 1, 4096)]),
         (1536, &[(0, 1, 1024), (1024, 2, 512)]),
@@ -194,7 +197,7 @@ fn windows_must_be_even_and_cover_the_export() {
         let message = Message::Granted(direct(size, regions));
         assert_eq!(decode(&frame(&message)), Ok(message));
     }
-    let bad: [(u64, &[(u64, u32, u64)]); 5] = [
+    let bad: [(u64, &[Region]); 5] = [
         (1024, &[]),
         (1024, &[(0, 1, 512)]),
         (2048, &[(0, 1, 512), (512, 2, 1536)]),
@@ -271,7 +274,7 @@ fn the_longest_grant_and_list_fit_their_frames() {
     let paths = list(vec![widest; MAX_PATHS]);
     let message = Message::Granted(granted(1 << 40, Grant::Direct { paths }));
     assert_eq!(frame(&message).len() - HEADER_BYTES, Granted::MAX_BYTES);
-    assert!(Granted::MAX_BYTES <= MAX_ANSWER_BYTES);
+    const { assert!(Granted::MAX_BYTES <= MAX_ANSWER_BYTES) };
     assert_eq!(decode(&frame(&message)), Ok(message));
 
     let name: ExportName = "n".repeat(255).parse().unwrap();

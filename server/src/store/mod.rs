@@ -8,9 +8,7 @@ mod ram;
 
 use std::sync::Arc;
 
-use kaeru_common::fabric::Access;
 use kaeru_common::fabric::buffer::Memory;
-use kaeru_common::wire::control::ExportKind;
 
 pub use self::null::Null;
 pub use self::ram::{MemoryLimits, Ram, RamError};
@@ -25,14 +23,6 @@ pub enum Store {
 }
 
 impl Store {
-    /// What a list calls it.
-    pub fn kind(&self) -> ExportKind {
-        match self {
-            Self::Ram(_) => ExportKind::Ram,
-            Self::Null(_) => ExportKind::Null,
-        }
-    }
-
     /// Bytes of the export.
     pub fn size(&self) -> u64 {
         match self {
@@ -41,18 +31,12 @@ impl Store {
         }
     }
 
-    /// The memory to register for a peer that may write or only read, in the order in which a grant names it.
-    pub fn memory(&self, write: bool) -> Vec<(Arc<Memory>, Access)> {
+    /// The memory that a peer reaches, in the order in which a grant names it.
+    pub fn memory(&self) -> Vec<Piece> {
+        let piece = |memory: &Arc<Memory>, writable| Piece { memory: memory.clone(), writable };
         match self {
-            Self::Ram(ram) => {
-                let access = if write { Access::RemoteReadWrite } else { Access::RemoteRead };
-                vec![(ram.memory().clone(), access)]
-            }
-            // A reader is granted a sink as well: the layout is the same, and its front end refuses writes.
-            Self::Null(null) => {
-                let sink = if write { Access::RemoteReadWrite } else { Access::RemoteRead };
-                vec![(null.source().clone(), Access::RemoteRead), (null.sink().clone(), sink)]
-            }
+            Self::Ram(ram) => vec![piece(ram.memory(), true)],
+            Self::Null(null) => vec![piece(null.source(), false), piece(null.sink(), true)],
         }
     }
 
@@ -63,4 +47,13 @@ impl Store {
             Self::Null(_) => "reads give zeroes, writes go nowhere".into(),
         }
     }
+}
+
+/// A stretch of memory that a peer reaches.
+#[derive(Clone, Debug)]
+pub struct Piece {
+    /// The memory.
+    pub memory: Arc<Memory>,
+    /// Whether a writer may write to it.
+    pub writable: bool,
 }

@@ -7,6 +7,9 @@ mod flow;
 mod waiting;
 
 use crate::harness::pair::{Pair, SimPair};
+use crate::harness::tcp::TcpPair;
+#[cfg(feature = "verbs")]
+use crate::harness::verbs::VerbsPair;
 use crate::requires;
 
 /// One test for each check on one fabric.
@@ -83,6 +86,9 @@ macro_rules! conformance {
 }
 
 conformance!(sim, SimPair);
+conformance!(tcp, TcpPair);
+#[cfg(feature = "verbs")]
+conformance!(verbs, VerbsPair);
 
 /// A fabric that breaks one promise fails the check of that promise.
 mod proof {
