@@ -105,7 +105,7 @@ pub struct Common {
     /// Which fabric lanes use
     #[arg(long, value_enum, default_value = "auto")]
     pub fabric: FabricChoice,
-    /// Spin this long before sleeping while an answer is due: 0, 20us, 1ms or always [default: 20us]
+    /// Spin this long before sleeping while an answer is due: 0, 20us, 1ms or always [default: 20us over verbs, 0 over tcp]
     #[arg(long, value_name = "TIME", value_parser = parse_spin)]
     pub spin: Option<Spin>,
     /// Fail requests that the server has not answered for this long

@@ -155,6 +155,11 @@ impl<L: Link> Remote<L> {
         self.link.arm()
     }
 
+    /// See [`Link::woken`].
+    pub fn woken(&mut self) {
+        self.link.woken();
+    }
+
     /// See [`Link::wait_fd`].
     pub fn wait_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.link.wait_fd()
@@ -277,6 +282,7 @@ impl<L: Link> Remote<L> {
                     Ok(_) | Err(rustix::io::Errno::INTR) => {}
                     Err(error) => return Err(RemoteError::Wait(error.into())),
                 }
+                self.woken();
             }
         }
         Ok(())

@@ -20,8 +20,6 @@ use crate::export::Export;
 
 /// How long a token may be used.
 const TOKEN_LIFE: Duration = Duration::from_secs(30);
-/// How long a lane over tcp spins before it sleeps.
-const SPIN: Duration = Duration::from_micros(20);
 
 /// The lanes of one session.
 pub(crate) struct Lanes {
@@ -230,20 +228,18 @@ where
 fn look_after(mut link: impl Link, lanes: &Lanes) {
     tracing::debug!("a lane over {} is up", link.kind());
     let mut done = Vec::with_capacity(16);
-    let mut last_moved = Instant::now();
     while !lanes.is_stopped() && link.down().is_none() {
         if link.poll(&mut done) {
             done.clear();
             link.submit();
-            last_moved = Instant::now();
-        } else if last_moved.elapsed() >= SPIN && !link.arm() {
+        } else if !link.arm() {
             let mut fds = [
                 PollFd::from_borrowed_fd(link.wait_fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(lanes.stop.as_fd(), PollFlags::IN),
             ];
             // A failure (of which there is none but a signal) is a wake-up like any other.
             let _ = poll(&mut fds, None);
-            last_moved = Instant::now();
+            link.woken();
         }
     }
     match link.down() {

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use kaeru_common::fabric::FabricKind;
 use kaeru_common::metrics::{LaneCounters, LaneSnapshot};
 
 use super::handshake::{BlockSizes, ExportInfo, Negotiated};
@@ -124,7 +125,10 @@ impl Front {
 
     fn lane_config(&self, limits: ExportLimits, structured: bool) -> LaneConfig {
         let hole = self.session.is_all_hole();
-        let spin = self.options.spin.unwrap_or(Spin::For(Duration::from_micros(20)));
+        // A card answers within microseconds, a TCP peer has to be scheduled first: spinning would only be in its way.
+        let verbs = self.session.route().is_some_and(|route| route.fabric == FabricKind::Verbs);
+        let budget = if verbs { Duration::from_micros(20) } else { Duration::ZERO };
+        let spin = self.options.spin.unwrap_or(Spin::For(budget));
         LaneConfig { limits, structured, hole, spin, patience: self.options.patience }
     }
 

@@ -169,6 +169,8 @@ pub struct Lane<L: Link> {
     counters: Arc<LaneCounters>,
     incoming: Incoming,
     outgoing: Outgoing,
+    /// A slot for payload that is received together with its header.
+    spare: Option<Slot>,
     expect: Expect,
     table: Table,
     /// Reads whose pieces are not all posted yet, in order.
@@ -203,6 +205,7 @@ impl<L: Link> Lane<L> {
         Self {
             incoming: Incoming::new(),
             outgoing: Outgoing::new(REQUESTS as usize + 3 * slots),
+            spare: None,
             expect: Expect::Header,
             table: Table::new(REQUESTS),
             reading: VecDeque::with_capacity(REQUESTS as usize),
@@ -288,7 +291,15 @@ impl<L: Link> Lane<L> {
                 if self.table.is_full() {
                     return Ok(false);
                 }
-                let Some(header) = self.incoming.header(self.socket.as_fd())? else { return Ok(false) };
+                if self.spare.is_none()
+                    && self.incoming.wants_spare()
+                    && self.remote.link().pool().available() > 1
+                {
+                    self.spare = self.remote.slot();
+                }
+                let Some(header) = self.incoming.header(self.socket.as_fd(), &mut self.spare)? else {
+                    return Ok(false);
+                };
                 self.start(&header)?;
                 Ok(true)
             }
@@ -340,7 +351,10 @@ impl<L: Link> Lane<L> {
     fn next_payload(&mut self, id: RequestId) {
         let Some(flight) = self.table.get(id) else { return };
         match flight.left.next() {
-            Some(piece) => self.expect = Expect::Payload { id, slot: None, filled: 0, piece },
+            Some(piece) => {
+                let (slot, filled) = self.incoming.claim(piece.length() as usize).unzip();
+                self.expect = Expect::Payload { id, slot, filled: filled.unwrap_or(0), piece };
+            }
             None => self.posted(id),
         }
     }
@@ -706,7 +720,8 @@ impl<L: Link> Lane<L> {
         if self.owed > 0 && !budget.is_zero() && self.spin(budget) {
             return Ok(());
         }
-        if self.remote.arm() {
+        // An idle link can only end, and that shows without arming.
+        if self.owed > 0 && self.remote.arm() {
             return Ok(());
         }
         self.sleep()
@@ -748,7 +763,10 @@ impl<L: Link> Lane<L> {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        let happened = fds[0].revents();
+        let (happened, link) = (fds[0].revents(), fds[1].revents());
+        if !link.is_empty() {
+            self.remote.woken();
+        }
         if happened.intersects(PollFlags::HUP | PollFlags::ERR) && !wanted.contains(PollFlags::IN) {
             // Nobody is left to answer, and the kernel reports it for ever.
             return Err(io::ErrorKind::ConnectionReset.into());
@@ -794,6 +812,8 @@ impl<L: Link> Lane<L> {
     fn settle(&mut self) {
         self.outgoing.clear();
         self.held.clear();
+        self.spare = None;
+        self.incoming = Incoming::new();
         self.expect = Expect::Header;
         let deadline = Instant::now() + self.config.patience;
         while self.owed > 0 {
@@ -808,6 +828,7 @@ impl<L: Link> Lane<L> {
                 let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
                 let mut fds = [PollFd::from_borrowed_fd(self.remote.wait_fd(), PollFlags::IN)];
                 let _ = poll(&mut fds, Some(&timeout));
+                self.remote.woken();
             }
         }
         self.counters.set_in_flight(0);

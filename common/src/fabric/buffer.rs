@@ -425,6 +425,26 @@ pub fn receive<const N: usize>(
     retry(|| unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) })
 }
 
+/// As [`receive`], with plain bytes in front: first into `head`, then into `span`, then into `rest`.
+///
+/// # Errors
+/// As [`receive`].
+pub fn receive_behind(
+    socket: BorrowedFd<'_>,
+    head: &mut [u8],
+    span: SpanMut<'_>,
+    rest: &mut [u8],
+) -> io::Result<usize> {
+    let mut iovecs = [
+        libc::iovec { iov_base: head.as_mut_ptr().cast(), iov_len: head.len() },
+        span.0.iovec,
+        libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() },
+    ];
+    let mut message = message_of(&mut iovecs);
+    // SAFETY: as in `receive`: two exclusive slices, and a checked range that its span borrows for this call.
+    retry(|| unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) })
+}
+
 /// Sends the spans in order on a stream socket, without waiting. Returns how many bytes were taken.
 ///
 /// At most [`MAX_SPANS`] spans are looked at.

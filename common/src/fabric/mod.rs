@@ -441,8 +441,11 @@ pub trait Link: Send {
     /// Asks for a wake-up on [`Self::wait_fd`]. `true`: something happened meanwhile, so poll instead of sleeping.
     fn arm(&mut self) -> bool;
 
-    /// Readable when there is something to poll, after [`Self::arm`].
+    /// Readable when there is something to poll, after [`Self::arm`]. Without arming only the end of the link shows.
     fn wait_fd(&self) -> BorrowedFd<'_>;
+
+    /// Says that [`Self::wait_fd`] was readable: the next poll looks at what made it so.
+    fn woken(&mut self) {}
 
     /// Why it is dead, if it is. Completions may still have to be polled.
     fn down(&self) -> Option<&LinkDown>;

@@ -55,7 +55,10 @@ pub struct VerbsLink {
     reads_on_wire: u32,
     limits: LinkLimits,
     down: Option<LinkDown>,
+    /// Whether a completion event is asked for and has not been taken yet.
     armed: bool,
+    /// Whether the wait point was readable.
+    woken: bool,
     /// A completion that `arm` came across.
     stash: Option<ffi::ibv_wc>,
     wait: OwnedFd,
@@ -93,6 +96,7 @@ impl VerbsLink {
             limits: LinkLimits { depth, reads: u32::from(reads.max(1)) },
             down: None,
             armed: false,
+            woken: false,
             stash: None,
             wait,
             queues,
@@ -222,6 +226,13 @@ impl VerbsLink {
         }
     }
 
+    /// Takes the completion event that was asked for, if that is what woke us.
+    fn take_event(&mut self) -> bool {
+        let taken = self.queues.take_event();
+        self.armed &= !taken;
+        taken
+    }
+
     /// Looks at what connection management has to say, after a wake-up that no completion explains.
     fn hear_events(&mut self) {
         loop {
@@ -331,11 +342,8 @@ impl Link for VerbsLink {
 
     fn poll(&mut self, done: &mut Vec<Completion>) -> bool {
         let before = done.len();
-        if self.armed {
-            self.armed = false;
-            if !self.queues.take_event() {
-                self.hear_events();
-            }
+        if std::mem::take(&mut self.woken) && !(self.armed && self.take_event()) {
+            self.hear_events();
         }
         if done.len() < done.capacity()
             && let Some(entry) = self.stash.take()
@@ -369,10 +377,10 @@ impl Link for VerbsLink {
     }
 
     fn arm(&mut self) -> bool {
-        self.armed = true;
-        if self.stash.is_some() || self.queues.arm().is_err() {
+        if self.stash.is_some() || (!self.armed && self.queues.arm().is_err()) {
             return true;
         }
+        self.armed = true;
         let mut entry = [blank()];
         match self.queues.poll(&mut entry) {
             Ok(0) => self.down.is_some() && self.flights.iter().flatten().any(|flight| !flight.posted),
@@ -386,6 +394,10 @@ impl Link for VerbsLink {
 
     fn wait_fd(&self) -> BorrowedFd<'_> {
         self.wait.as_fd()
+    }
+
+    fn woken(&mut self) {
+        self.woken = true;
     }
 
     fn down(&self) -> Option<&LinkDown> {
@@ -418,6 +430,7 @@ impl Drop for VerbsLink {
             done.clear();
             if self.in_flight() > 0 && !self.arm() {
                 let _ = wait_readable(self.wait.as_fd(), Duration::from_millis(10));
+                self.woken();
             }
         }
         if self.in_flight() > 0 {
