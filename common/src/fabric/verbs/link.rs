@@ -30,6 +30,9 @@ use crate::fabric::{
 const DRAIN: Duration = Duration::from_secs(2);
 /// Completions taken from the card at once.
 const POLL_BATCH: usize = 32;
+/// After this many polls in a row that found nothing, one asks connection management whether the peer hung up: whoever
+/// polls without ever sleeping has to hear of it too, and asking is a system call.
+const QUIET_POLLS: u32 = 64;
 
 /// An operation between the call that took it and its completion.
 struct Flight {
@@ -56,6 +59,8 @@ pub struct VerbsLink {
     limits: LinkLimits,
     down: Option<LinkDown>,
     armed: bool,
+    /// Polls in a row that found nothing.
+    quiet_polls: u32,
     /// A completion that `arm` came across.
     stash: Option<ffi::ibv_wc>,
     wait: OwnedFd,
@@ -93,6 +98,7 @@ impl VerbsLink {
             limits: LinkLimits { depth, reads: u32::from(reads.max(1)) },
             down: None,
             armed: false,
+            quiet_polls: 0,
             stash: None,
             wait,
             queues,
@@ -238,6 +244,15 @@ impl VerbsLink {
         }
     }
 
+    /// Counts a poll, and hears events when many of them found nothing.
+    fn count_poll(&mut self, found: bool) {
+        self.quiet_polls = if found { 0 } else { self.quiet_polls + 1 };
+        if self.quiet_polls == QUIET_POLLS {
+            self.quiet_polls = 0;
+            self.hear_events();
+        }
+    }
+
     fn in_flight(&self) -> u32 {
         self.sends_in_flight + self.receives_in_flight
     }
@@ -359,6 +374,7 @@ impl Link for VerbsLink {
                 break;
             }
         }
+        self.count_poll(done.len() != before);
         if self.down.is_some() {
             self.fail_unposted(done);
         } else if !self.waiting_reads.is_empty() {
