@@ -152,11 +152,14 @@ impl VerbsLink {
         self.staged.push(request);
     }
 
+    /// Ends the link. The peer is told in any case: a queue pair that broke while it only served has nothing posted that
+    /// would come back to say so.
     fn set_down(&mut self, why: LinkDown) {
         if self.down.is_none() {
             tracing::debug!("verbs link down: {why}");
             self.down = Some(why);
             self.queues.fail();
+            self.queues.id().disconnect();
         }
     }
 
@@ -173,7 +176,10 @@ impl VerbsLink {
             wc::IBV_WC_SUCCESS if flight.op == Op::Recv => Ok(entry.len() as u32),
             wc::IBV_WC_SUCCESS => Ok(flight.length),
             wc::IBV_WC_REM_ACCESS_ERR => Err(OpError::Access),
-            wc::IBV_WC_LOC_LEN_ERR if flight.op == Op::Recv => Err(OpError::TooLong),
+            // Soft-RoCE has the second one for what cards call the first.
+            wc::IBV_WC_LOC_LEN_ERR | wc::IBV_WC_REM_INV_REQ_ERR if flight.op == Op::Recv => {
+                Err(OpError::TooLong)
+            }
             _ => Err(OpError::LinkDead),
         };
         if status != wc::IBV_WC_SUCCESS {
@@ -410,7 +416,6 @@ impl Link for VerbsLink {
 
     fn close(&mut self) {
         self.set_down(LinkDown::ClosedHere);
-        self.queues.id().disconnect();
     }
 }
 
