@@ -74,7 +74,12 @@ fn find(config: &Config, listen: SocketAddr) -> Result<VerbsFabric, String> {
     let usable: Vec<_> =
         here.iter().filter(|(ip, _)| listen.ip().is_unspecified() || *ip == listen.ip()).cloned().collect();
     if usable.is_empty() {
-        return Err(format!("{} belongs to no RDMA device; listen on {}", listen.ip(), named(&here)));
+        let ip = listen.ip();
+        let interface = verbs::interface_of(ip).unwrap_or_else(|| "no interface of this machine".into());
+        return Err(format!(
+            "{ip} belongs to {interface}, which has no RDMA device; listen on {}",
+            named(&here)
+        ));
     }
     let mut devices: Vec<(Verbs, Vec<SocketAddr>)> = Vec::new();
     for (ip, name) in usable {

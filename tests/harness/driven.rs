@@ -86,6 +86,8 @@ impl<L: Link> Driven<L> {
     pub(crate) fn poll(&mut self) -> bool {
         let mut batch = Vec::with_capacity(3);
         let room = batch.capacity();
+        // It may have been asleep; a link that was not only looks once more than it had to.
+        self.link.woken();
         let happened = self.link.poll(&mut batch);
         assert!(batch.len() <= room && batch.capacity() == room, "poll fills spare capacity and no more");
         assert!(happened || batch.is_empty(), "a completion is something that happened");

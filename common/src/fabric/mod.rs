@@ -23,8 +23,8 @@
 //!   and to nothing else, as on a card.
 //! - **Death is complete.** On a dead link every operation in flight completes once with [`OpError::LinkDead`] (or its
 //!   own error), and new ones are refused with [`Refused::Dead`]. Memory is reusable only once its completion came.
-//! - **Waiting.** [`Link::arm`], then sleep on [`Link::wait_fd`], then [`Link::poll`]. `arm` returning `true` means that
-//!   something arrived meanwhile: poll instead of sleeping. No wake-up is lost.
+//! - **Waiting.** [`Link::arm`], sleep on [`Link::wait_fd`], [`Link::woken`] if it was readable, [`Link::poll`]. `arm`
+//!   returning `true` means that something arrived meanwhile: poll instead of sleeping. No wake-up is lost.
 //! - No atomics, no immediate data, no inline, one scatter/gather entry: a ConnectX-3, NetworkDirect and iWARP all do.
 
 pub mod buffer;

@@ -95,11 +95,19 @@ fn positive(value: i32) -> u32 {
 
 /// The addresses of this machine that belong to an RDMA device, each with the device's name. Empty without one.
 pub fn addresses() -> Vec<(IpAddr, String)> {
-    local_addresses()
+    let mut addresses: Vec<IpAddr> = local_addresses().into_iter().map(|(address, _)| address).collect();
+    addresses.sort_unstable();
+    addresses.dedup();
+    addresses
         .into_iter()
         .filter(|address| !address.is_loopback())
         .filter_map(|address| Device::at(address).ok().map(|device| (address, device.name.clone())))
         .collect()
+}
+
+/// The network interface of this machine that has `address`.
+pub fn interface_of(address: IpAddr) -> Option<String> {
+    local_addresses().into_iter().find(|(local, _)| *local == address).map(|(_, interface)| interface)
 }
 
 /// The names of this machine's RDMA devices, with or without an address. Empty where there is none.
@@ -111,7 +119,8 @@ pub fn names() -> Vec<String> {
         .unwrap_or_default()
 }
 
-fn local_addresses() -> Vec<IpAddr> {
+/// The addresses of this machine, each with its network interface.
+fn local_addresses() -> Vec<(IpAddr, String)> {
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: on success the call stores a list that is ours until freed.
     if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
@@ -121,14 +130,13 @@ fn local_addresses() -> Vec<IpAddr> {
     let mut next = list;
     // SAFETY: the list is linked by `ifa_next` up to null; an address, where present, is of the family it names.
     while let Some(entry) = unsafe { next.as_ref() } {
-        // SAFETY: as above.
-        addresses.extend(unsafe { ip_of(entry.ifa_addr) });
+        // SAFETY: as above; every entry has a name, which is a C string.
+        let (address, name) = unsafe { (ip_of(entry.ifa_addr), CStr::from_ptr(entry.ifa_name)) };
+        addresses.extend(address.map(|address| (address, name.to_string_lossy().into_owned())));
         next = entry.ifa_next;
     }
     // SAFETY: freed once, after the last use.
     unsafe { libc::freeifaddrs(list) };
-    addresses.sort_unstable();
-    addresses.dedup();
     addresses
 }
 

@@ -30,6 +30,9 @@ use crate::fabric::{
 const DRAIN: Duration = Duration::from_secs(2);
 /// Completions taken from the card at once.
 const POLL_BATCH: usize = 32;
+/// After this many polls in a row that found nothing, one asks connection management whether the peer hung up: whoever
+/// polls without ever sleeping has to hear of it too, and asking is a system call.
+const QUIET_POLLS: u32 = 1024;
 
 /// An operation between the call that took it and its completion.
 struct Flight {
@@ -59,6 +62,8 @@ pub struct VerbsLink {
     armed: bool,
     /// Whether the wait point was readable.
     woken: bool,
+    /// Polls in a row that found nothing.
+    quiet_polls: u32,
     /// A completion that `arm` came across.
     stash: Option<ffi::ibv_wc>,
     wait: OwnedFd,
@@ -97,6 +102,7 @@ impl VerbsLink {
             down: None,
             armed: false,
             woken: false,
+            quiet_polls: 0,
             stash: None,
             wait,
             queues,
@@ -150,11 +156,14 @@ impl VerbsLink {
         self.staged.push(request);
     }
 
+    /// Ends the link. The peer is told in any case: a queue pair that broke while it only served has nothing posted that
+    /// would come back to say so.
     fn set_down(&mut self, why: LinkDown) {
         if self.down.is_none() {
             tracing::debug!("verbs link down: {why}");
             self.down = Some(why);
             self.queues.fail();
+            self.queues.id().disconnect();
         }
     }
 
@@ -171,7 +180,10 @@ impl VerbsLink {
             wc::IBV_WC_SUCCESS if flight.op == Op::Recv => Ok(entry.len() as u32),
             wc::IBV_WC_SUCCESS => Ok(flight.length),
             wc::IBV_WC_REM_ACCESS_ERR => Err(OpError::Access),
-            wc::IBV_WC_LOC_LEN_ERR if flight.op == Op::Recv => Err(OpError::TooLong),
+            // Soft-RoCE has the second one for what cards call the first.
+            wc::IBV_WC_LOC_LEN_ERR | wc::IBV_WC_REM_INV_REQ_ERR if flight.op == Op::Recv => {
+                Err(OpError::TooLong)
+            }
             _ => Err(OpError::LinkDead),
         };
         if status != wc::IBV_WC_SUCCESS {
@@ -246,6 +258,15 @@ impl VerbsLink {
                 Err(error) => LinkDown::Failed(error.to_string()),
             };
             self.set_down(why);
+        }
+    }
+
+    /// Counts a poll, and hears events when many of them found nothing.
+    fn count_poll(&mut self, found: bool) {
+        self.quiet_polls = if found { 0 } else { self.quiet_polls + 1 };
+        if self.quiet_polls == QUIET_POLLS {
+            self.quiet_polls = 0;
+            self.hear_events();
         }
     }
 
@@ -367,6 +388,7 @@ impl Link for VerbsLink {
                 break;
             }
         }
+        self.count_poll(done.len() != before);
         if self.down.is_some() {
             self.fail_unposted(done);
         } else if !self.waiting_reads.is_empty() {
@@ -406,7 +428,6 @@ impl Link for VerbsLink {
 
     fn close(&mut self) {
         self.set_down(LinkDown::ClosedHere);
-        self.queues.id().disconnect();
     }
 }
 
