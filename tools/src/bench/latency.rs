@@ -1,6 +1,7 @@
 //! `kaeru-bench latency`: every wanted rung, reads and then writes, one block at a time.
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 use kaeru_client::session::{AttachOptions, Session, SessionError};
@@ -49,24 +50,10 @@ pub enum BenchError {
 /// [`BenchError`]; a failed operation is none, the report counts it.
 pub fn run(plan: &Plan, stop: &Stop) -> Result<Report, BenchError> {
     let mut bench = Bench { plan, stop, report: Report::new(plan) };
-    // A session that is not needed would take the right to write from the one that serves an existing socket.
-    let needs_session = plan.remote || plan.socket == Some(SocketChoice::Own);
-    match &plan.target {
-        Some(target) if needs_session => bench.attached(target)?,
-        _ => {}
-    }
-    if let Some(SocketChoice::Existing(path)) = &plan.socket
-        && !stop.is_asked()
-    {
-        let export = plan.target.as_ref().map_or("", |target| target.export.as_str());
-        let mut socket = Socket::existing(path, export)?;
-        let what = path.display().to_string();
-        if plan.write && socket.is_read_only() {
-            return Err(BenchError::ReadOnly(what));
-        }
-        let size = socket.size();
-        bench.report.size.get_or_insert(size);
-        bench.climb(&mut socket, &what, size)?;
+    match bench.run() {
+        // What was measured is worth more than the reason why the rest was not.
+        Err(error) if !bench.report.outcomes.is_empty() => bench.report.problem = Some(error.to_string()),
+        result => result?,
     }
     bench.report.interrupted = stop.is_asked();
     Ok(bench.report)
@@ -79,6 +66,31 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
+    fn run(&mut self) -> Result<(), BenchError> {
+        // A session that is not needed would take the right to write from the one that serves an existing socket.
+        let needs_session = self.plan.remote || self.plan.socket == Some(SocketChoice::Own);
+        match &self.plan.target {
+            Some(target) if needs_session => self.attached(target)?,
+            _ => {}
+        }
+        match &self.plan.socket {
+            Some(SocketChoice::Existing(path)) if !self.stop.is_asked() => self.existing(path),
+            _ => Ok(()),
+        }
+    }
+
+    /// The rung on somebody else's NBD server.
+    fn existing(&mut self, path: &Path) -> Result<(), BenchError> {
+        let export = self.plan.target.as_ref().map_or("", |target| target.export.as_str());
+        let mut socket = Socket::existing(path, export)?;
+        let (what, size) = (path.display().to_string(), socket.size());
+        if self.plan.write && socket.is_read_only() {
+            return Err(BenchError::ReadOnly(what));
+        }
+        self.report.size.get_or_insert(size);
+        self.climb(&mut socket, &what, size)
+    }
+
     /// The rungs that stand on a session of our own.
     fn attached(&mut self, target: &Target) -> Result<(), BenchError> {
         let options = AttachOptions {

@@ -32,6 +32,8 @@ pub struct Report {
     pub spin: Spin,
     /// The measurements.
     pub outcomes: Vec<Outcome>,
+    /// Why the rest could not be measured.
+    pub problem: Option<String>,
     /// Whether the user ended it early.
     pub interrupted: bool,
 }
@@ -51,6 +53,7 @@ impl Report {
             socket,
             spin: plan.spin,
             outcomes: Vec::new(),
+            problem: None,
             interrupted: false,
         }
     }
@@ -58,7 +61,7 @@ impl Report {
     /// Whether something was measured and nothing failed.
     pub fn is_clean(&self) -> bool {
         let counted = self.outcomes.iter().any(|outcome| outcome.samples.count() > 0);
-        counted && self.outcomes.iter().all(|outcome| outcome.errors == 0)
+        counted && self.problem.is_none() && self.outcomes.iter().all(|outcome| outcome.errors == 0)
     }
 
     /// Prints it for people, within 80 columns unless a name is longer than that.
@@ -98,6 +101,9 @@ impl Report {
                 writeln!(out, "{} {}: {error}", outcome.rung, outcome.op)?;
             }
         }
+        if let Some(problem) = &self.problem {
+            writeln!(out, "the rest was not measured: {problem}")?;
+        }
         if self.interrupted {
             writeln!(out, "interrupted: this is what was measured until then")?;
         }
@@ -135,6 +141,7 @@ impl Report {
             "depth": 1,
             "spin_us": spin,
             "results": self.outcomes.iter().map(outcome_json).collect::<Vec<_>>(),
+            "problem": self.problem,
             "interrupted": self.interrupted,
         });
         writeln!(out, "{report:#}")?;
@@ -245,6 +252,7 @@ mod tests {
             socket: None,
             spin: Spin::For(Duration::from_micros(20)),
             outcomes: vec![outcome],
+            problem: None,
             interrupted: false,
         }
     }
