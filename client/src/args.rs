@@ -190,7 +190,11 @@ pub struct Nbd {
     pub listen: Option<SocketAddr>,
 }
 
-fn parse_spin(text: &str) -> Result<Spin, String> {
+/// How long to spin: a time as people write it, or `always`.
+///
+/// # Errors
+/// Where the text is neither.
+pub fn parse_spin(text: &str) -> Result<Spin, String> {
     if text == "always" { Ok(Spin::Always) } else { parse_time(text).map(Spin::For) }
 }
 

@@ -1,1 +1,6 @@
-//! Kaeru.
+//! The tools beside server and client: what a user measures and diagnoses with.
+//!
+//! [`bench`] is `kaeru-bench`. The tools stand on the client's library and reach an export in the ways that programs
+//! do; they know nothing of the server's inside.
+
+pub mod bench;
