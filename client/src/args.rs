@@ -51,9 +51,6 @@ pub enum Command {
     /// Measure; the same as kaeru-bench
     #[command(disable_help_flag = true)]
     Bench(Passed),
-    /// Find out why it is slow; the same as kaeru-doctor
-    #[command(disable_help_flag = true)]
-    Doctor(Passed),
     /// Print a completion script for a shell
     Completions {
         /// The shell
