@@ -1,7 +1,8 @@
 //! The client: it attaches a server's export and shows it to programs and to the kernel.
 //!
 //! Reading order: [`target`] (how an export is named), [`session`] (attaching it), [`remote`] (an export as byte
-//! ranges), [`nbd`] (what programs and the kernel see of it), [`background`] (how `status` and `detach` find it).
+//! ranges), [`nbd`] (what programs and the kernel see of it), [`serve`] and [`mod@attach`] (the two commands that put
+//! these together), [`background`] and [`manage`] (how `status` and `detach` find what runs).
 
 pub mod args;
 pub mod attach;

@@ -1,7 +1,8 @@
 //! The server: it exports RAM to clients, over RDMA where there is a card and over TCP anywhere.
 //!
-//! Reading order: `config` (what is exported), [`store`] (what keeps the bytes), `gate` and [`export`] (how they are
-//! reached and who may write), `listener`, `session`, `lane` (a client from its first byte to its last).
+//! Reading order: [`config`] (what is exported), [`store`] (what keeps the bytes), [`gate`] and [`export`] (how they are
+//! reached and who may write), `fabrics` (what is offered, or why not), `listener`, `session`, `lane` (a client from its
+//! first byte to its last).
 //!
 //! The control plane runs on tokio. A lane is a plain thread, and over verbs it sleeps: a client's card reads and writes
 //! the export's memory without any help.

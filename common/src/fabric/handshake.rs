@@ -1,4 +1,5 @@
-//! What two ends of a lane tell each other while it connects: the private data of `rdma_cm`.
+//! What two ends of a lane tell each other while it connects, the same on every wire: the private data of `rdma_cm`, or
+//! the first bytes of a TCP stream.
 //!
 //! ```text
 //!  bytes  field
@@ -9,7 +10,9 @@
 //!         request: 16 token, 1 responder depth    reply: 1 responder depth    reject: 1 reason
 //! ```
 //!
-//! Integers are big-endian. The connection manager pads with bytes that mean nothing, hence the length.
+//! Integers are big-endian. The connection manager pads with bytes that mean nothing, hence the length; a TCP stream
+//! carries the message alone. A later version may be longer, but its first 12 bytes stay as they are, so that it can be
+//! told from garbage and turned away with [`RejectReason::BadVersion`].
 
 use bytes::BufMut;
 
@@ -31,10 +34,10 @@ pub const MAX_REPLY_BYTES: usize = 148;
 
 const HEADER_BYTES: usize = 8 + 2 + 2 + 1;
 
-const _: () = assert!(LaneRequest::BYTES <= MAX_REQUEST_BYTES);
-const _: () = assert!(LaneReply::BYTES <= MAX_REPLY_BYTES && LaneReject::BYTES <= MAX_REPLY_BYTES);
+const _: () = assert!(LaneRequest::LEN <= MAX_REQUEST_BYTES);
+const _: () = assert!(LaneReply::LEN <= MAX_REPLY_BYTES && LaneReject::LEN <= MAX_REPLY_BYTES);
 
-/// Why private data is none of ours.
+/// Why some bytes are no such message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
     /// It does not begin with our magic.
@@ -68,24 +71,24 @@ pub struct LaneRequest {
 }
 
 impl LaneRequest {
-    /// Its length.
-    pub const BYTES: usize = HEADER_BYTES + 16 + 1;
+    /// Its size on the wire, in bytes.
+    pub const LEN: usize = HEADER_BYTES + 16 + 1;
     const KIND: u8 = 1;
 
     /// Its bytes.
-    pub fn encode(&self) -> [u8; Self::BYTES] {
+    pub fn encode(&self) -> [u8; Self::LEN] {
         message(Self::KIND, |mut out| {
             self.token.0.encode(&mut out);
             self.responder_depth.encode(&mut out);
         })
     }
 
-    /// Reads it from private data, padded or not.
+    /// Reads it, padded or not.
     ///
     /// # Errors
     /// See [`HandshakeError`].
     pub fn decode(data: &[u8]) -> Result<Self, HandshakeError> {
-        let mut input = body(data, Self::KIND, Self::BYTES)?;
+        let mut input = body(data, Self::KIND, Self::LEN)?;
         Ok(Self { token: LaneToken(input.array()?), responder_depth: depth(&mut input)? })
     }
 }
@@ -93,26 +96,26 @@ impl LaneRequest {
 /// The server lets it in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneReply {
-    /// Reads that the server answers at once, from 1.
+    /// Reads that the server answers at once, from 1; over tcp never more than the client asked for.
     pub responder_depth: u8,
 }
 
 impl LaneReply {
-    /// Its length.
-    pub const BYTES: usize = HEADER_BYTES + 1;
+    /// Its size on the wire, in bytes.
+    pub const LEN: usize = HEADER_BYTES + 1;
     const KIND: u8 = 2;
 
     /// Its bytes.
-    pub fn encode(&self) -> [u8; Self::BYTES] {
+    pub fn encode(&self) -> [u8; Self::LEN] {
         message(Self::KIND, |mut out| self.responder_depth.encode(&mut out))
     }
 
-    /// Reads it from private data, padded or not.
+    /// Reads it, padded or not.
     ///
     /// # Errors
     /// See [`HandshakeError`].
     pub fn decode(data: &[u8]) -> Result<Self, HandshakeError> {
-        let mut input = body(data, Self::KIND, Self::BYTES)?;
+        let mut input = body(data, Self::KIND, Self::LEN)?;
         Ok(Self { responder_depth: depth(&mut input)? })
     }
 }
@@ -125,21 +128,21 @@ pub struct LaneReject {
 }
 
 impl LaneReject {
-    /// Its length.
-    pub const BYTES: usize = HEADER_BYTES + 1;
+    /// Its size on the wire, in bytes.
+    pub const LEN: usize = HEADER_BYTES + 1;
     const KIND: u8 = 3;
 
     /// Its bytes.
-    pub fn encode(&self) -> [u8; Self::BYTES] {
+    pub fn encode(&self) -> [u8; Self::LEN] {
         message(Self::KIND, |mut out| (self.reason as u8).encode(&mut out))
     }
 
-    /// Reads it from private data, padded or not.
+    /// Reads it, padded or not.
     ///
     /// # Errors
     /// See [`HandshakeError`].
     pub fn decode(data: &[u8]) -> Result<Self, HandshakeError> {
-        let mut input = body(data, Self::KIND, Self::BYTES)?;
+        let mut input = body(data, Self::KIND, Self::LEN)?;
         Ok(Self { reason: RejectReason::from_wire(u8::decode(&mut input)?) })
     }
 }

@@ -11,18 +11,34 @@
 //!
 //! # What callers may assume
 //! - **Slots move.** A slot goes into [`Link::read`], [`Link::write`], [`Link::send`] or [`Link::recv`] and comes back
-//!   in exactly one [`Completion`], or at once in [`Refused`]. In between the fabric owns it.
-//! - **Full is an answer.** [`Refused::Full`] says to poll first. Nothing else about the link changed.
+//!   in exactly one [`Completion`], or at once in [`Refused`]. In between the fabric owns it. A length beyond the
+//!   slot's size and a slot of another link's pool are mistakes of the caller: they panic, the latter in debug builds at
+//!   least. A length of zero is not to be used either: fabrics make different things of it.
+//! - **Full is an answer.** [`Refused::Full`] says to poll first. Nothing else about the link changed. Reads, writes and
+//!   sends are counted together, and [`LinkLimits::depth`] of them may be in flight; one counts until its completion
+//!   was polled. Receives have a queue of their own, for as many as the pool has slots or the depth says,
+//!   whichever is less.
+//! - **Leaving.** [`Link::submit`] hands over what was taken. [`Link::poll`] may do so too: not to submit holds nothing back.
 //! - **Order.** Writes and sends of one link take effect at the peer in the order they were posted: a peer that has
-//!   received a send sees the data of every write posted before it. A read is overtaken by nothing that was posted
-//!   before it, but later operations may overtake *it*: whoever needs a read to be over waits for its completion.
-//!   Completions of one kind come in the order of posting.
+//!   received a send sees the data of every write posted before it. A read overtakes nothing that was posted before it,
+//!   so it sees those writes; but what is posted later may overtake *it*: whoever needs a read to be over waits for its
+//!   completion. Completions of one kind come in the order of posting.
 //! - **A completed write is placed**: any read posted after its completion, on any link of the same server, sees it.
+//! - **A completed send is with the peer**: a receive of its took the message. Nobody need have polled or read it.
 //! - **Sends wait for receives.** A send that finds no posted receive waits; it is not lost and does not fail.
 //! - **Access is checked by the side that owns the memory**: bounds, key, right. A violation is fatal to that link
-//!   and to nothing else, as on a card.
+//!   and to nothing else, as on a card. The operation comes back with [`OpError::Access`], and earlier ones that were not
+//!   complete may come back as [`OpError::LinkDead`] though they took effect.
+//! - **A message that is too long** ends the link as well. The receiver's receive completes with [`OpError::TooLong`]; the
+//!   sender sees that or [`OpError::LinkDead`], as the fabric can tell.
+//! - **Regions are what they are.** Memory may be registered in several regions, and an operation reaches into one: to
+//!   cut a range at their borders is the caller's work.
 //! - **Death is complete.** On a dead link every operation in flight completes once with [`OpError::LinkDead`] (or its
 //!   own error), and new ones are refused with [`Refused::Dead`]. Memory is reusable only once its completion came.
+//! - **Death is noticed** where something is in flight: only then is a peer that fell silent sure to be found out. A peer
+//!   that was killed looks like one that closed, [`LinkDown::ClosedByPeer`], since its kernel tidies up after it.
+//! - **Fencing means dropping links.** A dropped [`Domain`] cuts no live link, and whether its regions stay within
+//!   reach of one depends on the fabric; after a link is dropped or closed *and* drained its peer touches nothing any more.
 //! - **Waiting.** [`Link::arm`], sleep on [`Link::wait_fd`], [`Link::woken`] if it was readable, [`Link::poll`]. `arm`
 //!   returning `true` means that something arrived meanwhile: poll instead of sleeping. No wake-up is lost.
 //! - No atomics, no immediate data, no inline, one scatter/gather entry: a ConnectX-3, NetworkDirect and iWARP all do.
@@ -117,7 +133,7 @@ pub struct LinkConfig {
     pub slot_size: u32,
     /// What the peer may do with the pool: [`Access::RemoteReadWrite`] only where staged reads are to land in it.
     pub pool_access: Access,
-    /// Operations that may be in flight; at least one.
+    /// Reads, writes and sends that may be in flight, all together; at least one. Receives are not counted.
     pub depth: u32,
     /// Reads that this side is willing to answer at once, from 1; a fabric may lower it to what its device can.
     pub responder_depth: u8,
@@ -133,7 +149,7 @@ impl Default for LinkConfig {
 /// What a link turned out to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkLimits {
-    /// Operations that may be in flight.
+    /// Reads, writes and sends that may be in flight, all together.
     pub depth: u32,
     /// Reads that are on the wire at once; further ones queue in software.
     pub reads: u32,
@@ -202,7 +218,7 @@ impl Refused {
 /// Why a link is dead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LinkDown {
-    /// The peer ended it in good order.
+    /// The peer ended it in good order, or its process was killed.
     #[error("the peer closed the link")]
     ClosedByPeer,
     /// We ended it.
@@ -425,13 +441,14 @@ pub trait Link: Send {
     /// As [`Self::read`].
     fn send(&mut self, slot: Slot, length: u32, tag: u64) -> Result<(), Refused>;
 
-    /// Posts `slot` for one incoming message; messages fill receives in order.
+    /// Posts `slot`, all of it, for one incoming message; messages fill receives in order.
     ///
     /// # Errors
     /// As [`Self::read`].
     fn recv(&mut self, slot: Slot, tag: u64) -> Result<(), Refused>;
 
-    /// Hands what was taken since the last call to the network, with one doorbell for all of it.
+    /// Hands what was taken since the last call to the network, with one doorbell for all of it. Without it, what was taken
+    /// may leave at [`Self::poll`] or not at all.
     fn submit(&mut self);
 
     /// Serves the peer and moves finished operations to `done`, as many as its spare capacity holds (it never grows).

@@ -48,9 +48,6 @@ pub const PORT: u16 = 17_420;
 /// The first bytes of a control stream, in both directions.
 pub const CONTROL_PREAMBLE: [u8; 8] = *b"KAERUCTL";
 
-/// The first bytes of a tcp lane, on the same port.
-pub const LANE_PREAMBLE: [u8; 8] = *b"KAERULNK";
-
 /// Bytes before the body of a message: `u32` length of the body, `u16` type.
 pub const HEADER_BYTES: usize = 6;
 

@@ -97,7 +97,7 @@ pub struct TcpLink {
 }
 
 impl TcpLink {
-    /// A link over `socket`, on which both preambles were exchanged. `reads` may be outstanding each way.
+    /// A link over `socket`, on which request and reply were exchanged. `reads` may be outstanding each way.
     pub(super) fn over(
         socket: OwnedFd,
         pool: SlotPool,

@@ -1,5 +1,5 @@
 //! Where links arrive: a listener of its own for tests and tools, and [`Incoming::new`] for a server whose port carries
-//! control streams too and which therefore reads the preamble itself.
+//! control streams too and which therefore reads the request itself.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::preamble::{BadPreamble, LanePreamble, LaneReply};
 use super::regions::Regions;
 use super::{Tcp, TcpDomain, TcpLink, pool_of, prepare};
+use crate::fabric::handshake::{HandshakeError, LaneReject, LaneReply, LaneRequest};
 use crate::fabric::{ConnectError, FabricKind, LinkConfig, Listener, RejectReason};
 use crate::units::LaneToken;
 
@@ -26,13 +26,13 @@ const ANSWER: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Incoming {
     stream: TcpStream,
-    preamble: LanePreamble,
+    request: LaneRequest,
 }
 
 impl Incoming {
-    /// The lane behind `stream`, from which exactly `preamble` has been read. The stream may be blocking or not.
-    pub fn new(stream: TcpStream, preamble: LanePreamble) -> Self {
-        Self { stream, preamble }
+    /// The lane behind `stream`, from which exactly `request` has been read. The stream may be blocking or not.
+    pub fn new(stream: TcpStream, request: LaneRequest) -> Self {
+        Self { stream, request }
     }
 
     fn answer(&self, bytes: &[u8]) -> Result<(), ConnectError> {
@@ -48,7 +48,7 @@ impl crate::fabric::Incoming for Incoming {
     type Fabric = Tcp;
 
     fn token(&self) -> &LaneToken {
-        &self.preamble.token
+        &self.request.token
     }
 
     fn accept(self, domain: &TcpDomain, config: &LinkConfig) -> Result<TcpLink, ConnectError> {
@@ -59,14 +59,14 @@ impl crate::fabric::Incoming for Incoming {
                 return Err(error.into());
             }
         };
-        let reads = config.responder_depth.clamp(1, self.preamble.responder_depth.max(1));
-        self.answer(&LaneReply { reads }.encode())?;
+        let reads = config.responder_depth.clamp(1, self.request.responder_depth.max(1));
+        self.answer(&LaneReply { responder_depth: reads }.encode())?;
         Ok(TcpLink::over(self.stream.into(), pool, config, reads, Regions::of(domain))?)
     }
 
     fn reject(self, reason: RejectReason) {
         // Whoever is turned away and does not listen either learns it from the closed stream.
-        let _ = self.answer(&LaneReply::rejecting(reason));
+        let _ = self.answer(&LaneReject { reason }.encode());
     }
 }
 
@@ -77,11 +77,11 @@ fn answer(stream: &TcpStream, bytes: &[u8]) -> io::Result<()> {
     (&mut &*stream).write_all(bytes)
 }
 
-/// A connection that has not said all of its preamble.
+/// A connection that has not said all of its request.
 #[derive(Debug)]
 struct HalfOpen {
     stream: TcpStream,
-    bytes: [u8; LanePreamble::LEN],
+    bytes: [u8; LaneRequest::LEN],
     filled: usize,
     until: Instant,
 }
@@ -91,7 +91,7 @@ enum Said {
     /// There is more to come.
     Part,
     /// It asked for a lane.
-    All(LanePreamble),
+    All(LaneRequest),
     /// It is of no use: gone, late, or not a lane.
     Nothing,
 }
@@ -109,13 +109,13 @@ impl HalfOpen {
                 Err(_) => return Said::Nothing,
             }
         }
-        match LanePreamble::decode(&self.bytes) {
-            Ok(preamble) => Said::All(preamble),
-            Err(BadPreamble::Version(_)) => {
-                let _ = answer(&self.stream, &LaneReply::rejecting(RejectReason::BadVersion));
+        match LaneRequest::decode(&self.bytes) {
+            Ok(request) => Said::All(request),
+            Err(error @ HandshakeError::Version(_)) => {
+                let _ = answer(&self.stream, &LaneReject { reason: error.reject_reason() }.encode());
                 Said::Nothing
             }
-            Err(BadPreamble::NotOurs | BadPreamble::Malformed) => Said::Nothing,
+            Err(HandshakeError::NotKaeru | HandshakeError::Malformed(_)) => Said::Nothing,
         }
     }
 }
@@ -160,8 +160,8 @@ impl TcpListener {
             match self.half_open[at].listen() {
                 Said::Part => at += 1,
                 Said::Nothing => drop(self.half_open.remove(at)),
-                Said::All(preamble) => {
-                    return Ok(Some(Incoming::new(self.half_open.remove(at).stream, preamble)));
+                Said::All(request) => {
+                    return Ok(Some(Incoming::new(self.half_open.remove(at).stream, request)));
                 }
             }
         }
@@ -176,7 +176,7 @@ impl TcpListener {
             self.half_open.remove(0);
         }
         let until = Instant::now() + HALF_OPEN;
-        self.half_open.push(HalfOpen { stream, bytes: [0; LanePreamble::LEN], filled: 0, until });
+        self.half_open.push(HalfOpen { stream, bytes: [0; LaneRequest::LEN], filled: 0, until });
     }
 
     /// Sleeps until a connection or one of the half-open ones has something to say, at most for `patience`.

@@ -4,8 +4,8 @@
 //!
 //! ```text
 //!   connecting side                                    accepting side
-//!   preamble: version, token, responder depth ───────▶ Incoming
-//!                                             ◀─────── reply: status, reads that may be outstanding, either way
+//!   request: token, responder depth ─────────────────▶ Incoming
+//!                                             ◀─────── reply: reads that may be outstanding, either way; or a reject
 //!   ── from here on both ends are equal ──
 //!   WRITE seq, address, key, length | bytes ─────────▶ checked, placed in the region
 //!   SEND seq, length | bytes ────────────────────────▶ placed in the oldest posted receive
@@ -40,7 +40,6 @@ mod link;
 mod listen;
 mod outbox;
 mod poller;
-mod preamble;
 mod regions;
 mod responder;
 #[cfg(test)]
@@ -54,13 +53,14 @@ use rustix::net::sockopt;
 
 pub use self::link::TcpLink;
 pub use self::listen::{Incoming, TcpListener};
-pub use self::preamble::{BadPreamble, LanePreamble, PREAMBLE_MAGIC};
 pub use self::regions::TcpDomain;
+/// What a lane begins with, for a server whose port carries control streams too.
+pub use super::handshake::{LaneRequest as LanePreamble, MAGIC as PREAMBLE_MAGIC};
 
-use self::preamble::{BadReply, LaneReply};
 use self::regions::Regions;
 use super::buffer::SlotPool;
-use super::{ConnectError, Fabric, FabricKind, LinkConfig, SetupError};
+use super::handshake::{HandshakeError, LaneReject, LaneReply, LaneRequest};
+use super::{ConnectError, Fabric, FabricKind, LinkConfig, RejectReason, SetupError};
 use crate::units::LaneToken;
 
 /// How long a peer's machine may leave bytes unacknowledged before the link counts as dead. (Its kernel answers, so a
@@ -91,11 +91,11 @@ impl Fabric for Tcp {
         patience: Duration,
     ) -> Result<TcpLink, ConnectError> {
         let pool = pool_of(config)?;
-        let preamble = LanePreamble { token: *token, responder_depth: config.responder_depth.max(1) };
-        let (stream, reply) = introduce(address, &preamble, patience)
+        let request = LaneRequest { token: *token, responder_depth: config.responder_depth.max(1) };
+        let (stream, reply) = introduce(address, &request, patience)
             .map_err(|error| error.into_connect_error(address, patience))?;
         // A peer that promises more than we asked for is held to what we asked for.
-        let reads = reply.reads.min(preamble.responder_depth);
+        let reads = reply.responder_depth.min(request.responder_depth);
         Ok(TcpLink::over(stream.into(), pool, config, reads, Regions::of_nobody())?)
     }
 }
@@ -103,7 +103,10 @@ impl Fabric for Tcp {
 /// Why [`introduce`] failed.
 enum Introduction {
     Io(io::Error),
-    Reply(BadReply),
+    /// The peer said no.
+    Rejected(RejectReason),
+    /// What it said is neither a yes nor a no.
+    NotOurs,
 }
 
 impl From<io::Error> for Introduction {
@@ -116,9 +119,7 @@ impl Introduction {
     fn into_connect_error(self, address: SocketAddr, after: Duration) -> ConnectError {
         let fabric = FabricKind::Tcp;
         let reason = match self {
-            Self::Reply(BadReply::Rejected(reason)) => {
-                return ConnectError::Refused { fabric, address, reason };
-            }
+            Self::Rejected(reason) => return ConnectError::Refused { fabric, address, reason },
             // A socket with a time limit reports the end of the wait as either of the two.
             Self::Io(error)
                 if matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock) =>
@@ -129,7 +130,7 @@ impl Introduction {
                 "the connection was closed before the lane was answered; is it a Kaeru server?".to_owned()
             }
             Self::Io(error) => error.to_string(),
-            Self::Reply(BadReply::NotOurs) => {
+            Self::NotOurs => {
                 "what answers there does not speak the lane protocol; is it a Kaeru server?".to_owned()
             }
         };
@@ -137,17 +138,18 @@ impl Introduction {
     }
 }
 
-/// Connects and exchanges preamble and reply, all within `patience`.
+/// Connects and exchanges request and reply, all within `patience`.
 fn introduce(
     address: SocketAddr,
-    preamble: &LanePreamble,
+    request: &LaneRequest,
     patience: Duration,
 ) -> Result<(TcpStream, LaneReply), Introduction> {
     let deadline = Instant::now() + patience;
     let stream = TcpStream::connect_timeout(&address, left_until(deadline)?)?;
     prepare(&stream)?;
     stream.set_write_timeout(Some(left_until(deadline)?))?;
-    (&stream).write_all(&preamble.encode())?;
+    (&stream).write_all(&request.encode())?;
+    const { assert!(LaneReply::LEN == LaneReject::LEN, "one read takes either") };
     let mut reply = [0; LaneReply::LEN];
     let mut filled = 0;
     // Not `read_exact`: a peer that dribbles single bytes would renew its time limit with each.
@@ -160,8 +162,17 @@ fn introduce(
             Err(error) => return Err(error.into()),
         }
     }
-    let reply = LaneReply::decode(&reply).map_err(Introduction::Reply)?;
-    Ok((stream, reply))
+    Ok((stream, read_reply(&reply)?))
+}
+
+/// What the peer answered: a yes, or why not.
+fn read_reply(bytes: &[u8; LaneReply::LEN]) -> Result<LaneReply, Introduction> {
+    match (LaneReply::decode(bytes), LaneReject::decode(bytes)) {
+        (Ok(reply), _) => Ok(reply),
+        (_, Ok(reject)) => Err(Introduction::Rejected(reject.reason)),
+        (Err(HandshakeError::Version(_)), _) => Err(Introduction::Rejected(RejectReason::BadVersion)),
+        _ => Err(Introduction::NotOurs),
+    }
 }
 
 /// The time that is left, or `TimedOut`. Never zero, which means "no limit" to sockets.
@@ -174,7 +185,7 @@ fn left_until(deadline: Instant) -> io::Result<Duration> {
 
 /// Socket options of a lane: send at once, and notice a peer whose machine is gone even while nothing is sent.
 ///
-/// Buffer sizes are left to the kernel, whose own tuning outdid every fixed size that was measured.
+/// Buffer sizes are left to the kernel, which tunes them to the connection. Fixed sizes have not been compared with that.
 fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;

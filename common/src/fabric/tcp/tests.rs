@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::frame::{Denied, Frame, HEADER};
 use super::*;
 use crate::fabric::buffer::{Memory, Slot};
+use crate::fabric::handshake::LaneRequest;
 use crate::fabric::{
     Access, Completion, Domain, Incoming as _, Link, LinkDown, Listener, Op, OpError, Refused, RegionInfo,
     RejectReason, RemoteRange,
@@ -748,24 +749,31 @@ fn a_connect_that_comes_to_nothing_says_why_in_time() {
     });
     assert!(matches!(silent, ConnectError::TimedOut { .. }), "{silent}");
     let dribbling = connect_to(short, |mut stream| {
-        for byte in LaneReply::rejecting(RejectReason::Other) {
+        for byte in (LaneReject { reason: RejectReason::Other }).encode() {
             let _ = stream.write_all(&[byte]);
             thread::sleep(Duration::from_millis(200));
         }
     });
     assert!(matches!(dribbling, ConnectError::TimedOut { .. }), "{dribbling}");
     let foreign = connect_to(PATIENCE, |mut stream| {
-        stream.read_exact(&mut [0; LanePreamble::LEN]).unwrap();
+        stream.read_exact(&mut [0; LaneRequest::LEN]).unwrap();
         stream.write_all(b"HTTP/1.1 400 Bad Request").unwrap();
     });
     assert!(matches!(foreign, ConnectError::Unreachable { .. }), "{foreign}");
-    let gone = connect_to(PATIENCE, |mut stream| stream.read_exact(&mut [0; LanePreamble::LEN]).unwrap());
+    let newer = connect_to(PATIENCE, |mut stream| {
+        stream.read_exact(&mut [0; LaneRequest::LEN]).unwrap();
+        let mut reply = LaneReply { responder_depth: 1 }.encode();
+        reply[9] += 1;
+        stream.write_all(&reply).unwrap();
+    });
+    assert!(matches!(newer, ConnectError::Refused { reason: RejectReason::BadVersion, .. }), "{newer}");
+    let gone = connect_to(PATIENCE, |mut stream| stream.read_exact(&mut [0; LaneRequest::LEN]).unwrap());
     assert!(matches!(gone, ConnectError::Unreachable { .. }), "{gone}");
     let refused = connect_to(PATIENCE, |mut stream| {
-        let mut bytes = [0; LanePreamble::LEN];
+        let mut bytes = [0; LaneRequest::LEN];
         stream.read_exact(&mut bytes).unwrap();
-        let preamble = LanePreamble::decode(&bytes).unwrap();
-        Incoming::new(stream, preamble).reject(RejectReason::BadToken);
+        let request = LaneRequest::decode(&bytes).unwrap();
+        Incoming::new(stream, request).reject(RejectReason::BadToken);
     });
     assert!(matches!(refused, ConnectError::Refused { reason: RejectReason::BadToken, .. }), "{refused}");
     let nobody: SocketAddr = StdListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -779,24 +787,24 @@ fn a_connect_that_comes_to_nothing_says_why_in_time() {
 fn a_silent_connection_does_not_hold_up_the_next() {
     let mut listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let connect = || std::net::TcpStream::connect(listener.address()).unwrap();
-    let preamble = LanePreamble { token: token(), responder_depth: 2 }.encode();
+    let request = LaneRequest { token: token(), responder_depth: 2 }.encode();
     let (silent, mut partial, mut foreign, mut later, mut good) =
         (connect(), connect(), connect(), connect(), connect());
-    partial.write_all(&preamble[..31]).unwrap();
+    partial.write_all(&request[..LaneRequest::LEN - 1]).unwrap();
     foreign.write_all(&[0x16; 64]).unwrap();
-    let mut newer = preamble;
-    newer[8] = 2;
+    let mut newer = request;
+    newer[9] += 1;
     later.write_all(&newer).unwrap();
-    good.write_all(&preamble).unwrap();
+    good.write_all(&request).unwrap();
     let start = Instant::now();
     assert!(listener.accept(PATIENCE).unwrap().is_some());
     assert!(start.elapsed() < Duration::from_secs(1));
     assert!(listener.accept(Duration::from_millis(20)).unwrap().is_none());
-    partial.write_all(&preamble[31..]).unwrap();
+    partial.write_all(&request[LaneRequest::LEN - 1..]).unwrap();
     assert!(listener.accept(PATIENCE).unwrap().is_some());
-    let mut reply = [0; LaneReply::LEN];
+    let mut reply = [0; LaneReject::LEN];
     later.read_exact(&mut reply).unwrap();
-    assert_eq!(reply, LaneReply::rejecting(RejectReason::BadVersion));
+    assert_eq!(LaneReject::decode(&reply), Ok(LaneReject { reason: RejectReason::BadVersion }));
     drop(silent);
 }
 
