@@ -123,7 +123,7 @@ fn garbage_ends_its_own_connection_only() {
     let bothered = Bothered::start();
     let mut random = Random(1);
     for length in [1, 7, 8, 9, 32, 1000, 100_000] {
-        assert_eq!(bothered.say(&random.bytes(length)), [], "{length} bytes of garbage are not answered");
+        assert!(bothered.say(&random.bytes(length)).is_empty(), "{length} bytes of garbage are not answered");
         let mut stream = CONTROL_PREAMBLE.to_vec();
         stream.extend(random.bytes(length));
         assert!(!has_granted(&bothered.say(&stream)));
@@ -203,7 +203,7 @@ fn a_lane_without_a_token_is_turned_away() {
     assert_eq!((heard.get(..8), heard.len()), (Some(&b"KAERULNK"[..]), 16));
     assert_ne!(heard[12], 0);
     for length in 0..preamble.len() {
-        assert_eq!(bothered.say(&preamble[..length]), [], "cut at {length}");
+        assert!(bothered.say(&preamble[..length]).is_empty(), "cut at {length}");
     }
     for at in 8..preamble.len() {
         let mut changed = preamble;

@@ -248,7 +248,9 @@ fn qemu_io_reads_what_it_wrote(serve: Serve) {
     let qemu_io = |commands: &[&str]| -> Result<String, String> {
         let mut command = tool("qemu-io", "qemu-utils")?;
         command.args(["-f", "raw"]);
-        commands.iter().for_each(|text| drop(command.args(["-c", text])));
+        for text in commands {
+            command.args(["-c", text]);
+        }
         let said = run(command.arg(nbd.uri())).success();
         assert!(!said.contains("failed") && !said.contains("rror"), "{said}");
         Ok(said)

@@ -30,9 +30,8 @@ fn what_is_in_flight_on_four_connections_lands_where_it_belongs() {
     };
     thread::scope(|scope| {
         for connection in 0..4 {
-            let (nbd, blocks) = (&nbd, blocks(connection));
+            let (mut raw, blocks) = (Raw::attach(&nbd), blocks(connection));
             scope.spawn(move || {
-                let mut raw = Raw::attach(nbd);
                 for batch in blocks.chunks(64) {
                     let mut sent: Vec<u64> = Vec::new();
                     for block in batch {
