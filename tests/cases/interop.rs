@@ -171,13 +171,15 @@ h.zero(12345, 3 << 20, nbd.CMD_FLAG_NO_HOLE | nbd.CMD_FLAG_FUA)
 model[3 << 20:(3 << 20) + 12345] = bytes(12345)
 assert h.pread(4 << 20, 0) == model
 assert h.pread(1, (4 << 20) - 1) == b"x"
-assert h.pread(65535, 4099, nbd.CMD_FLAG_DF) == model[4099:4099 + 65535]
 chunks = []
 def chunk(buf, offset, status, error):
     assert status == nbd.READ_DATA
     chunks.append((offset, bytes(buf)))
 h.pread_structured(3 << 20, 511, chunk)
 assert b"".join(data for _, data in sorted(chunks)) == model[511:511 + (3 << 20)]
+chunks.clear()
+h.pread_structured(65535, 4099, chunk, nbd.CMD_FLAG_DF)
+assert chunks == [(4099, bytes(model[4099:4099 + 65535]))], "one chunk"
 h.trim(4096, 1 << 20)
 extents = []
 h.block_status(4 << 20, 0, lambda context, offset, entries, error: extents.extend(entries))
@@ -188,7 +190,6 @@ assert catch(lambda: h.pwrite(b"ab", (4 << 20) - 1)) == "ENOSPC"
 assert catch(lambda: h.zero(2, (4 << 20) - 1)) == "ENOSPC"
 assert catch(lambda: h.trim(2, (4 << 20) - 1)) == "EINVAL"
 assert catch(lambda: h.cache(512, 0)) == "EINVAL"
-assert catch(lambda: h.pread(512, 0, 1 << 14)) == "EINVAL"
 assert h.pread(999, 4093) == b"odd" * 333, "the connection lives on"
 h.shutdown()
 "#;
@@ -297,7 +298,9 @@ fn fio_verifies_a_random_load(serve: Serve) {
         .arg(format!("--uri={}", nbd.uri()));
     fio.args(["--rw=randrw", "--bsrange=512-64k", "--blockalign=512", "--iodepth=32", "--size=16m"]);
     fio.args(["--verify=crc32c", "--verify_fatal=1", "--verify_backlog=256", "--output-format=json"]);
-    let report: Value = serde_json::from_str(&run(&mut fio).success()).unwrap();
+    let said = run(&mut fio).success();
+    // The engine says a word first.
+    let report: Value = serde_json::from_str(&said[said.find('{').unwrap()..]).unwrap();
     let job = &report["jobs"][0];
     assert_eq!(job["error"], 0, "{job:#}");
     assert!(job["read"]["io_bytes"].as_u64() > Some(4 << 20), "{job:#}");
@@ -337,5 +340,5 @@ fn nbd_client_lists_the_export() {
     let Place::Tcp(address) = nbd.place else { panic!("it was to be a port") };
     let mut command = requires!(tool("nbd-client", "nbd-client"));
     let said = run(command.args(["-l", &address.ip().to_string(), &address.port().to_string()])).success();
-    assert!(said.lines().any(|line| line.split_whitespace().next() == Some("scratch")), "{said}");
+    assert!(said.lines().any(|line| line.starts_with("scratch:")), "{said}");
 }

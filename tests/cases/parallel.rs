@@ -129,7 +129,8 @@ fn a_slow_reader_holds_up_nobody_and_gets_everything() {
 #[test]
 fn long_and_short_requests_mix_on_one_connection() {
     let server = Server::start(&["--ram", "scratch=48M"]);
-    let mut raw = Raw::attach(&Nbd::unix(&server, "scratch"));
+    let nbd = Nbd::unix(&server, "scratch");
+    let mut raw = Raw::attach(&nbd);
     let bytes = pattern(6, 48 << 20);
     raw.write(0, &bytes[..24 << 20]).unwrap();
     raw.write(24 << 20, &bytes[24 << 20..]).unwrap();
