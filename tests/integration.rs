@@ -5,6 +5,16 @@
 mod harness;
 
 mod cases {
+    mod cli;
     mod conformance;
+    mod control;
+    mod errors;
+    mod handshake;
+    mod idle;
+    mod interop;
     mod layering;
+    mod life;
+    mod limits;
+    mod oracle;
+    mod parallel;
 }

@@ -33,6 +33,9 @@ Examples:
   kaeru nbd 192.168.7.1/scratch --socket /tmp/scratch     serve it to qemu, nbdcopy, fio …
   sudo kaeru detach --all
 
+KAERU_RUNTIME_DIR names the folder in which status and detach find what is attached [default: /run/kaeru for root,
+$XDG_RUNTIME_DIR/kaeru for others].
+
 Exit status: 0 success, 1 failure, 2 wrong usage.";
 
 /// What to do.

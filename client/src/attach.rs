@@ -29,7 +29,7 @@ use crate::nbd::front::Front;
 use crate::nbd::kernel::{self, Device, KernelError, Nodes, Outcome, Urgency};
 use crate::nbd::lane::Stop;
 use crate::session::{Session, SessionError};
-use crate::signals::{End, wait};
+use crate::signals::{End, Signals};
 
 /// How long a new device may take until its partitions are there and udev has seen them.
 const SETTLE: Duration = Duration::from_secs(30);
@@ -233,9 +233,10 @@ fn serve(attach: &Attach, ready: impl FnOnce(&Attached) -> io::Result<()>) -> Re
     let attachment = Attachment::new(front.clone(), note.clone(), ask, Box::new(let_go));
     let presence = Presence::announce(&name, &note, Arc::new(attachment))?;
     keep_log(&name);
+    let signals = Signals::catch()?;
     ready(&attached(&nodes, target, size, &front, warnings))?;
     // A lost server is no reason to end: the device answers with errors until somebody detaches it.
-    let end = wait(session.health(), asked, true)?;
+    let end = signals.wait(session.health(), asked, true);
     if end == End::Signal {
         tracing::info!("a signal came: detaching {}", nodes.device.display());
         bound.let_go(Urgency::Now)?;

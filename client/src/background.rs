@@ -1,12 +1,12 @@
 //! How `status` and `detach` find the processes that hold attachments: each leaves a note and listens on a socket in
-//! one folder, `/run/kaeru` for root and a folder of the user's own otherwise.
+//! one folder, `/run/kaeru` for root and a folder of the user's own otherwise; `KAERU_RUNTIME_DIR` names another one.
 //!
 //! A process that was killed leaves both behind; the note then says what there is to clean up.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -112,16 +112,23 @@ pub trait Answer: Send + Sync + 'static {
     fn farewell(&self);
 }
 
+/// Names the folder of notes and sockets, where neither `/run/kaeru` nor `XDG_RUNTIME_DIR` will do. Only what was
+/// attached with the same value is shown and detached.
+pub const FOLDER_VARIABLE: &str = "KAERU_RUNTIME_DIR";
+
 /// The folder of notes and sockets; made if need be, for its owner only.
 ///
 /// # Errors
 /// Where it cannot be made, or belongs to somebody else.
 pub fn folder() -> io::Result<PathBuf> {
     let uid = rustix::process::getuid();
-    let path = match (uid.is_root(), std::env::var_os("XDG_RUNTIME_DIR")) {
-        (true, _) => PathBuf::from("/run/kaeru"),
-        (false, Some(runtime)) => Path::new(&runtime).join("kaeru"),
-        (false, None) => std::env::temp_dir().join(format!("kaeru-{}", uid.as_raw())),
+    // An empty variable is as good as none.
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let path = match (variable(FOLDER_VARIABLE), uid.is_root(), variable("XDG_RUNTIME_DIR")) {
+        (Some(path), _, _) => path,
+        (None, true, _) => PathBuf::from("/run/kaeru"),
+        (None, false, Some(runtime)) => runtime.join("kaeru"),
+        (None, false, None) => std::env::temp_dir().join(format!("kaeru-{}", uid.as_raw())),
     };
     match std::fs::DirBuilder::new().mode(0o700).create(&path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),

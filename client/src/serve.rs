@@ -14,7 +14,7 @@ use crate::nbd::front::Front;
 use crate::nbd::lane::Stop;
 use crate::nbd::listen::{Address, ListenError, NbdServer};
 use crate::session::{Session, SessionError};
-use crate::signals::{End, wait};
+use crate::signals::{End, Signals};
 
 /// How long requests that were taken may go on after we were asked to end.
 const GRACE: Duration = Duration::from_secs(10);
@@ -51,6 +51,7 @@ pub fn run(nbd: &Nbd, out: &mut impl Write) -> Result<(), ServeError> {
     let front = Front::new(session.clone(), name, nbd.common.lane_options(), Stop::new()?);
     // One lane now, so that a fabric that cannot be had is an error here and not at the first client.
     front.open_lanes(1)?;
+    let signals = Signals::catch()?;
     let mut server = NbdServer::start(front.clone(), &address)?;
     let (ask, asked) = watch::channel(false);
     let note = Note {
@@ -63,7 +64,7 @@ pub fn run(nbd: &Nbd, out: &mut impl Write) -> Result<(), ServeError> {
     let attachment = Attachment::new(front.clone(), note.clone(), ask, Box::new(detach));
     let presence = Presence::announce(&format!("nbd-{}", note.pid), &note, Arc::new(attachment))?;
     announce(&session, &nbd.common.target.to_string(), &server, out)?;
-    let end = wait(session.health(), asked, false)?;
+    let end = signals.wait(session.health(), asked, false);
     drop(presence);
     server.stop(GRACE);
     session.end();

@@ -18,11 +18,17 @@ macro_rules! requires {
     };
 }
 
-/// Prints that `test` is skipped.
+/// Prints that `test` is skipped, and adds the line to the file that `KAERU_SKIPPED` names: a test runner may swallow what
+/// a test prints.
 pub(crate) fn skip(test: &str, reason: &str) {
     let line = format!("SKIP {test}: {reason}\n");
     // One write, so that lines of parallel tests do not mix; a closed stderr is no reason to fail.
     let _ = std::io::stderr().write_all(line.as_bytes());
+    if let Some(path) = std::env::var_os("KAERU_SKIPPED") {
+        let mut file =
+            std::fs::OpenOptions::new().append(true).create(true).open(path).expect("the list of skips");
+        file.write_all(line.as_bytes()).expect("the list of skips");
+    }
 }
 
 /// The value of an environment variable, or why the test cannot run.

@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::front::Front;
 use super::handshake::{Exports, Handshake, Negotiated, Next};
-use super::lane::EARLY_BYTES;
+use super::lane::{EARLY_BYTES, Stop};
 
 /// How long a client may take for its handshake.
 const HANDSHAKE: Duration = Duration::from_secs(30);
@@ -245,7 +245,7 @@ impl Drop for Counted {
 }
 
 fn serve_client(mut client: Client, front: &Front, exports: Exports) {
-    let (negotiated, early) = match shake_hands(&mut client, exports) {
+    let (negotiated, early) = match shake_hands(&mut client, exports, front.stop()) {
         Ok(Some(agreed)) => agreed,
         Ok(None) => return,
         Err(error) => return tracing::info!("an NBD client's handshake failed: {error}"),
@@ -259,8 +259,13 @@ fn serve_client(mut client: Client, front: &Front, exports: Exports) {
 /// What a handshake came to, and the bytes of the next phase that came with it.
 type Agreed = (Negotiated, Vec<u8>);
 
-/// Negotiates with a client. Returns what was agreed and the bytes that came behind it; `None` where the client left.
-fn shake_hands(client: &mut Client, exports: Exports) -> Result<Option<Agreed>, Box<dyn std::error::Error>> {
+/// Negotiates with a client. Returns what was agreed and the bytes that came behind it; `None` where the client left, or
+/// we are to stop.
+fn shake_hands(
+    client: &mut Client,
+    exports: Exports,
+    stop: &Stop,
+) -> Result<Option<Agreed>, Box<dyn std::error::Error>> {
     let deadline = Instant::now() + HANDSHAKE;
     let mut handshake = Handshake::new(exports);
     // No larger than what a lane takes over.
@@ -273,6 +278,10 @@ fn shake_hands(client: &mut Client, exports: Exports) -> Result<Option<Agreed>, 
                 client.write_all(&bytes)?;
             }
             Next::Receive if pending.is_empty() => {
+                // A client that says nothing must not hold up the end.
+                if !client.wait(stop, deadline)? {
+                    return Ok(None);
+                }
                 client.set_patience(deadline)?;
                 match client.read(&mut buffer)? {
                     0 => return Ok(None),
@@ -309,6 +318,28 @@ impl Client {
                 stream.set_read_timeout(Some(left))?;
                 stream.set_write_timeout(Some(left))
             }
+        }
+    }
+}
+
+impl Client {
+    /// Waits until there is something to read; `false` where we are to stop.
+    fn wait(&self, stop: &Stop, deadline: Instant) -> io::Result<bool> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = left.try_into().map_err(io::Error::other)?;
+        let mut fds = [PollFd::new(self, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(!stop.is_stopped()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(stream) => stream.as_fd(),
+            Self::Tcp(stream) => stream.as_fd(),
         }
     }
 }

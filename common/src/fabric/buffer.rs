@@ -43,6 +43,9 @@ unsafe impl Send for Memory {}
 // reference ever observes them.
 unsafe impl Sync for Memory {}
 
+/// The longest name of a memory file, in bytes: `NAME_MAX` less the kernel's `memfd:`.
+const MEMFD_NAME: usize = 255 - 6;
+
 impl Memory {
     /// Private zeroed memory of `len` bytes (at least one), for slot pools.
     ///
@@ -77,7 +80,10 @@ impl Memory {
         let page = huge.map_or_else(rustix::param::page_size, |_| HUGE_PAGE as usize);
         let mapped = round_up(len.max(1), page)?;
         let pages = huge.map_or(MemfdFlags::empty(), |size| MemfdFlags::HUGETLB | size);
-        let file = memfd_create(name, pages | MemfdFlags::CLOEXEC)?;
+        // It is for people who look into /proc, and the kernel takes no longer one.
+        let clipped =
+            (0..=name.len().min(MEMFD_NAME)).rev().find(|&end| name.is_char_boundary(end)).unwrap_or(0);
+        let file = memfd_create(&name[..clipped], pages | MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, mapped as u64)?;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: needed to give a RAM export an address. The file is new and ours, and the kernel picks the place.
