@@ -139,7 +139,10 @@ pub struct Route {
 
 /// A lane's way to the export, on whichever fabric it runs.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "a handful of them exist, and each is used in place")]
+#[cfg_attr(
+    feature = "verbs",
+    expect(clippy::large_enum_variant, reason = "a handful of them exist, and each is used in place")
+)]
 pub enum AnyRemote {
     /// Over tcp.
     Tcp(Remote<TcpLink>),

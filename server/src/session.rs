@@ -277,7 +277,7 @@ fn paths(
     local: SocketAddr,
     shared: &Shared,
 ) -> Result<(Paths, Vec<(FabricKind, Way)>), Refusal> {
-    let mut paths = Vec::new();
+    let mut paths: Vec<(Path, Way)> = Vec::new();
     let failed = |error: kaeru_common::fabric::SetupError| {
         tracing::error!("{} cannot be reached: {error}", export.name);
         Refusal::new(Status::NoResources, &error.to_string())

@@ -1,7 +1,7 @@
 //! The verbs fabric: RDMA over InfiniBand, RoCE or Soft-RoCE, by classic `ibv_post_send` (a ConnectX-3 has nothing
 //! newer) and `rdma_cm`.
 //!
-//! Reading order: [`connect`] (how two queue pairs find each other), [`link`] (a lane's operations), `queues` (what the
+//! Reading order: `connect` (how two queue pairs find each other), `link` (a lane's operations), `queues` (what the
 //! card sees of them), `memory`, `device`, `cm` (the C calls).
 //!
 //! Who keeps what alive, innermost first; each holds the one behind it:
