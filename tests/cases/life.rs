@@ -128,6 +128,16 @@ fn a_client_asked_to_end_answers_what_it_has_taken() {
 }
 
 #[test]
+fn a_signal_right_behind_the_announcement_ends_it_cleanly() {
+    let server = Server::start(&["--null", "x=1M"]);
+    for _ in 0..20 {
+        let mut nbd = Nbd::unix(&server, "x");
+        assert_eq!(nbd.process.terminate().0, Some(0));
+        assert!(!nbd.socket().exists());
+    }
+}
+
+#[test]
 fn what_one_client_wrote_the_next_one_reads() {
     let server = Server::start(&["--ram", "scratch=1M"]);
     for round in 0..5u8 {
