@@ -233,13 +233,19 @@ fn serve(attach: &Attach, ready: impl FnOnce(&Attached) -> io::Result<()>) -> Re
     let attachment = Attachment::new(front.clone(), note.clone(), ask, Box::new(let_go));
     let presence = Presence::announce(&name, &note, Arc::new(attachment))?;
     keep_log(&name);
-    let signals = Signals::catch()?;
+    let mut signals = Signals::catch()?;
     ready(&attached(&nodes, target, size, &front, warnings))?;
     // A lost server is no reason to end: the device answers with errors until somebody detaches it.
-    let end = signals.wait(session.health(), asked, true);
-    if end == End::Signal {
-        tracing::info!("a signal came: detaching {}", nodes.device.display());
-        bound.let_go(Urgency::Now)?;
+    let mut urgency = Urgency::WhenUnused;
+    while signals.wait(session.health(), asked.clone(), true) == End::Signal {
+        match bound.let_go(urgency) {
+            Ok(_) => break,
+            Err(error) if urgency == Urgency::WhenUnused => {
+                tracing::warn!("{error}; a second signal detaches it all the same");
+                urgency = Urgency::Now;
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
     bound.finish();
     drop(presence);

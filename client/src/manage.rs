@@ -74,16 +74,17 @@ fn show(report: &Report, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "  {}, {mode}, process {}", Size(size), report.note.pid)?;
     }
     if let (Some(fabric), Some(reason)) = (&report.fabric, &report.fabric_reason) {
-        writeln!(out, "  {} lanes over {fabric}, not encrypted: {reason}", report.lanes)?;
+        let plural = if report.lanes == 1 { "" } else { "s" };
+        writeln!(out, "  {} lane{plural} over {fabric}, not encrypted: {reason}", report.lanes)?;
     }
     let io = &report.io;
     writeln!(
         out,
         "  {} reads ({}), {} writes ({}), {} others, {} errors, {} in flight",
         io.reads,
-        Size(io.bytes_read),
+        Size(io.bytes_read).about(),
         io.writes,
-        Size(io.bytes_written),
+        Size(io.bytes_written).about(),
         io.others,
         io.errors,
         io.in_flight
@@ -97,6 +98,9 @@ fn show(report: &Report, out: &mut impl Write) -> io::Result<()> {
 pub fn detach(detach: &Detach, out: &mut impl Write) -> Result<(), ManageError> {
     let all = holders()?;
     if detach.all {
+        if all.is_empty() {
+            writeln!(out, "nothing is attached")?;
+        }
         return each(all.iter(), |holder| detach_holder(holder, detach.force, out));
     }
     each(detach.what.iter(), |what| {

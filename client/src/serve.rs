@@ -51,7 +51,7 @@ pub fn run(nbd: &Nbd, out: &mut impl Write) -> Result<(), ServeError> {
     let front = Front::new(session.clone(), name, nbd.common.lane_options(), Stop::new()?);
     // One lane now, so that a fabric that cannot be had is an error here and not at the first client.
     front.open_lanes(1)?;
-    let signals = Signals::catch()?;
+    let mut signals = Signals::catch()?;
     let mut server = NbdServer::start(front.clone(), &address)?;
     let (ask, asked) = watch::channel(false);
     let note = Note {

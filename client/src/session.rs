@@ -31,7 +31,7 @@ const CHUNK: usize = 64 << 10;
 /// How long a lane may take to connect where it surely can.
 const LANE_PATIENCE: Duration = Duration::from_secs(5);
 /// How long `auto` gives each way over RDMA before it tries the next one.
-const AUTO_PATIENCE: Duration = Duration::from_secs(3);
+const AUTO_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Which fabric lanes are to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -294,7 +294,7 @@ impl Session {
                 for (number, path) in numbered().filter(|(_, path)| path.fabric == FabricKind::Verbs) {
                     match self.connect(number, AUTO_PATIENCE) {
                         Ok(remote) => {
-                            let why = format!("{} has RDMA there", path.device);
+                            let why = format!("the server's device {} is within reach", path.device);
                             return Ok((self.route_of(number, path, why), remote));
                         }
                         Err(error) => reasons.push(error.to_string()),

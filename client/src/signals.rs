@@ -43,12 +43,12 @@ impl Signals {
 
     /// Blocks until there is a reason to end. With `despite_loss`, the end of the session is none.
     pub fn wait(
-        self,
+        &mut self,
         mut health: watch::Receiver<Health>,
         mut asked: watch::Receiver<bool>,
         despite_loss: bool,
     ) -> End {
-        let Self { runtime, mut interrupt, mut terminate } = self;
+        let Self { runtime, interrupt, terminate } = self;
         runtime.block_on(async {
             let closed = async {
                 match health.wait_for(|health| health.closed.is_some() && !despite_loss).await {

@@ -1,5 +1,7 @@
 //! Where the programs' logs go: to standard error, at a level that flags or `KAERU_LOG` choose.
 
+use std::io::IsTerminal;
+
 use tracing_subscriber::EnvFilter;
 
 /// Starts logging: warnings, with `-v` what happens, with `-vv` everything. `KAERU_LOG` overrides both and takes the
@@ -12,5 +14,9 @@ pub fn start(verbosity: u8) {
     };
     let filter = EnvFilter::try_from_env("KAERU_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     // A second start, as in tests, is none of a program's business.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .try_init();
 }

@@ -137,6 +137,18 @@ fn fraction_bytes(fraction: &str, shift: u32) -> Option<u128> {
     (scaled % scale == 0).then_some(scaled / scale)
 }
 
+impl Size {
+    /// About this much, for a person: the largest unit that leaves something before the point, and one decimal.
+    pub fn about(self) -> String {
+        const UNITS: [(&str, u32); 6] =
+            [("EiB", 60), ("PiB", 50), ("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+        match UNITS.into_iter().find(|(_, shift)| self.0 >> shift > 0) {
+            Some((unit, shift)) => format!("{:.1} {unit}", self.0 as f64 / (1u64 << shift) as f64),
+            None => format!("{} bytes", self.0),
+        }
+    }
+}
+
 impl fmt::Display for Size {
     /// The largest binary unit that is exact or has one decimal at most: `16 GiB`, `1.5 TiB`, `241059 bytes`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -289,6 +301,15 @@ mod tests {
             (16 << 30, "16 GiB"),
         ] {
             assert_eq!(Size(bytes).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_size_says_about_how_much_it_is() {
+        for (bytes, text) in
+            [(0, "0 bytes"), (1023, "1023 bytes"), (1 << 30, "1.0 GiB"), (24_313_655_296, "22.6 GiB")]
+        {
+            assert_eq!(Size(bytes).about(), text);
         }
     }
 

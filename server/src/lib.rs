@@ -30,7 +30,7 @@ use kaeru_common::session::server::ServerConfig;
 use kaeru_common::units::{BootId, SessionId, Size};
 use kaeru_common::wire::control::{DeviceName, FabricOffer, Name, Refusal, Welcome};
 use kaeru_common::wire::version::VersionRange;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch;
 
 use crate::config::{Config, StoreConfig};
@@ -39,6 +39,9 @@ use crate::fabrics::VerbsOffer;
 use crate::gate::Gate;
 use crate::lane::Tokens;
 use crate::store::{MemoryLimits, Null, Ram, RamError, Store};
+
+/// Connections that may wait to be accepted.
+const BACKLOG: u32 = 1024;
 
 /// Why a server does not start.
 #[derive(Debug, thiserror::Error)]
@@ -148,9 +151,13 @@ impl Server {
     /// [`StartError`] says what was tried, what was found and what to do.
     pub async fn bind(config: &Config) -> Result<Self, StartError> {
         MemoryLimits::current().check(config.ram(), config.lock)?;
-        let listener =
-            TcpListener::bind(config.listen).await.map_err(|source| listen_error(config.listen, source))?;
-        let address = listener.local_addr().map_err(|source| listen_error(config.listen, source))?;
+        let failed = |source| listen_error(config.listen, source);
+        // Takes the port, so that a busy one is found before any memory is; clients are let in once all is ready.
+        let socket = if config.listen.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }
+            .map_err(failed)?;
+        socket.set_reuseaddr(true).map_err(failed)?;
+        socket.bind(config.listen).map_err(failed)?;
+        let address = socket.local_addr().map_err(failed)?;
         let verbs = fabrics::verbs(config, address).map_err(StartError::Fabric)?;
         let mut exports = Exports::new();
         for wanted in &config.exports {
@@ -175,6 +182,7 @@ impl Server {
             #[cfg(feature = "verbs")]
             verbs: verbs_devices(&verbs),
         };
+        let listener = socket.listen(BACKLOG).map_err(failed)?;
         Ok(Self { listener, verbs, shared: Arc::new(shared), address })
     }
 

@@ -4,10 +4,12 @@
 //! the number of strangers is bounded, the oldest leaving first.
 
 use std::collections::VecDeque;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kaeru_common::fabric::handshake::{HandshakeError, LaneReject};
 use kaeru_common::fabric::tcp::{self, LanePreamble, PREAMBLE_MAGIC};
 use kaeru_common::fabric::{Incoming, RejectReason};
 use kaeru_common::wire::CONTROL_PREAMBLE;
@@ -92,8 +94,17 @@ fn take_lane(stream: TcpStream, preamble: &[u8; LanePreamble::LEN], shared: &Arc
     };
     match LanePreamble::decode(preamble) {
         Ok(preamble) => admit(tcp::Incoming::new(stream, preamble), shared),
-        Err(error) => tracing::debug!("a lane's preamble is wrong: {error}"),
+        Err(error) => turn_away(stream, error),
     }
+}
+
+/// Tells a lane of another version why it is not let in.
+fn turn_away(mut stream: std::net::TcpStream, error: HandshakeError) {
+    tracing::debug!("a lane's preamble is wrong: {error}");
+    // So few bytes never block on a new connection, and a peer that is gone needs no answer.
+    let _ = stream
+        .set_nonblocking(true)
+        .and_then(|()| stream.write_all(&LaneReject { reason: error.reject_reason() }.encode()));
 }
 
 /// Lets a lane in if its token says so.

@@ -19,7 +19,8 @@ pub struct Ram {
 pub enum RamError {
     /// More than the machine has.
     #[error(
-        "RAM exports of {need} in all do not fit: this machine has {available} of memory available; export less"
+        "RAM exports of {need} in all do not fit: this machine has {} of memory available; export less",
+        available.about()
     )]
     TooLarge {
         /// What all RAM exports together need.

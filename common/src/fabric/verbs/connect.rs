@@ -199,7 +199,7 @@ impl Listener for VerbsListener {
                         wanted_reads: event.responder_resources,
                     }));
                 }
-                Err(_) => id.reject(&LaneReject { reason: RejectReason::BadVersion }.encode()),
+                Err(error) => id.reject(&LaneReject { reason: error.reject_reason() }.encode()),
             }
         }
         Ok(None)
