@@ -44,7 +44,7 @@ milliseconds() {
 }
 
 # within SECONDS COMMAND...: the command ends, with success, in that time. That is the time of a machine that has nothing
-# else to do and starts a program in 0.2 s; one that is slower at the moment is given more.
+# else to do and starts a program in 0.1 s; one that is slower at the moment is given more.
 within() {
     local limit=$(($1 * 1000)) status=0 took taken
     shift
@@ -53,7 +53,7 @@ within() {
     say "took $taken ms of $limit"
     if [ "$taken" -gt $limit ]; then
         milliseconds kaeru --version
-        limit=$((limit * took / 200))
+        if [ "$took" -gt 100 ]; then limit=$((limit * took / 100)); fi
         say "starting a program takes $took ms, so the limit is $limit"
     fi
     [ $status = 0 ] && [ "$taken" -le $limit ]

@@ -289,7 +289,14 @@ impl SlotPool {
     }
 }
 
-/// One buffer of a [`SlotPool`], owned by whoever holds it; dropping it gives it back.
+/// One buffer of a [`SlotPool`], owned by whoever holds it; dropping it gives it back. There is never a second one of it:
+///
+/// ```compile_fail,E0599
+/// # use kaeru_common::fabric::buffer::Slot;
+/// fn keep(slot: Slot) -> (Slot, Slot) {
+///     (slot.clone(), slot)
+/// }
+/// ```
 #[derive(Debug)]
 #[must_use = "a slot that is dropped is free for the next request"]
 pub struct Slot {

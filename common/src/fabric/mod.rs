@@ -14,6 +14,14 @@
 //!   in exactly one [`Completion`], or at once in [`Refused`]. In between the fabric owns it. A length beyond the
 //!   slot's size and a slot of another link's pool are mistakes of the caller: they panic, the latter in debug builds at
 //!   least. A length of zero is not to be used either: fabrics make different things of it.
+//!
+//!   ```compile_fail,E0382
+//!   # use kaeru_common::fabric::{Link, RemoteRange, buffer::Slot};
+//!   fn overwrite(link: &mut impl Link, mut slot: Slot, to: RemoteRange) {
+//!       let _ = link.write(slot, to, 1);
+//!       slot.fill(0, 1, 0); // the card owns it now
+//!   }
+//!   ```
 //! - **Full is an answer.** [`Refused::Full`] says to poll first. Nothing else about the link changed. Reads, writes and
 //!   sends are counted together, and [`LinkLimits::depth`] of them may be in flight; one counts until its completion
 //!   was polled. Receives have a queue of their own, for as many as the pool has slots or the depth says,

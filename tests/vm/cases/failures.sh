@@ -44,6 +44,24 @@ exec {silent}<>/dev/tcp/10.9.0.1/17420
 check 'a client attaches meanwhile' within 10 attach 10.9.0.1/x --fabric verbs
 exec {silent}>&-
 
+# A lane has 16 MiB of slots; a user may lock 8 MiB at most.
+shallow() {
+    setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set -all --inh-caps -all \
+        bash -c "ulimit -l 8192 && exec '$KAERU_BIN/kaeru' nbd 10.9.0.1/y --fabric verbs --socket /tmp/shallow" \
+        >/run/shallow.log 2>&1 &
+    local pid=$!
+    wait_for 30 grep -q '^serving' /run/shallow.log
+    nbdcopy --request-size=33554432 -- "nbd+unix:///?socket=/tmp/shallow" null:
+    local copied=$?
+    kill $pid
+    wait $pid
+    cat /run/shallow.log
+    return $copied
+}
+said=$(shallow)
+check 'a client that may lock little memory has a shallow lane over RDMA' says 'over verbs' "$said"
+check 'and is told so' says 'slots instead of 128' "$said"
+
 # ── Doing nothing ──
 client=$(kaeru status --json | jq '.[0].pid')
 nap 1

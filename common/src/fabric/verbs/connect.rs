@@ -31,6 +31,8 @@ use crate::units::LaneToken;
 
 /// How long a server waits for the last step of a connect.
 const ESTABLISH: Duration = Duration::from_secs(5);
+/// A pool is not made smaller than this many slots.
+const SMALLEST_POOL: u32 = 8;
 /// Connect requests that may wait in the kernel.
 const BACKLOG: i32 = 64;
 
@@ -86,14 +88,37 @@ fn build(
     config: &LinkConfig,
     limits: Limits,
 ) -> Result<(Queues, SlotPool, Mr), SetupError> {
-    let pool = SlotPool::new(config.slots, config.slot_size)
-        .map_err(|source| SetupError::Resource { what: "a slot pool", source })?;
-    let bytes = pool.memory().len() as u64;
-    let region = Mr::new(pd, pool.memory(), 0, bytes, config.pool_access).map_err(|source| {
-        SetupError::Register { device: device::name_of(id.context()), bytes, done: 0, source }
-    })?;
-    let queues = Queues::new(id, pd, config, limits)?;
+    let (pool, region) = registered_pool(id, pd, config)?;
+    let queues = Queues::new(id, pd, &LinkConfig { slots: pool.slots(), ..*config }, limits)?;
     Ok((queues, pool, region))
+}
+
+/// The pool, or a smaller one where not as much memory may be locked: a shallow lane over RDMA beats none.
+fn registered_pool(id: &Id, pd: &Arc<Pd>, config: &LinkConfig) -> Result<(SlotPool, Mr), SetupError> {
+    let mut slots = config.slots.max(1);
+    loop {
+        let pool = SlotPool::new(slots, config.slot_size)
+            .map_err(|source| SetupError::Resource { what: "a slot pool", source })?;
+        let bytes = pool.memory().len() as u64;
+        match Mr::new(pd, pool.memory(), 0, bytes, config.pool_access) {
+            Ok(region) => {
+                if slots < config.slots {
+                    tracing::warn!(
+                        "a lane has {slots} slots instead of {}, {bytes} bytes: more memory may not be locked (ulimit -l)",
+                        config.slots
+                    );
+                }
+                return Ok((pool, region));
+            }
+            Err(error) if error.raw_os_error() == Some(libc::ENOMEM) && slots / 2 >= SMALLEST_POOL => {
+                slots /= 2
+            }
+            Err(source) => {
+                let device = device::name_of(id.context());
+                return Err(SetupError::Register { device, bytes, done: 0, source });
+            }
+        }
+    }
 }
 
 /// One attempt to connect, for its errors.
