@@ -25,6 +25,8 @@ use crate::{lane, session};
 const GREETING: Duration = Duration::from_secs(5);
 /// Connections that have not said yet what they are.
 const STRANGERS: usize = 512;
+/// Connections in all: strangers and sessions. Beyond it new ones are hung up on.
+const CONNECTIONS: usize = 1024;
 /// A pause after accepting failed, as it does while the process has no descriptor left.
 const BREATHER: Duration = Duration::from_millis(50);
 
@@ -45,6 +47,10 @@ pub(crate) async fn listen(listener: TcpListener, shared: Arc<Shared>, mut stopp
                     && let Some((_, oldest)) = strangers.pop_front()
                 {
                     oldest.abort();
+                }
+                if tasks.len() >= CONNECTIONS {
+                    tracing::warn!("{peer} is turned away: there are {CONNECTIONS} connections already");
+                    continue;
                 }
                 let (say, known) = watch::channel(false);
                 let task = greet(stream, peer, say, shared.clone(), stopping.clone());
