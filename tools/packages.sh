@@ -39,7 +39,7 @@ apt_updated=
 apt_update() {
     [ -z "$apt_updated" ] || return 0
     say 'apt-get update'
-    apt_get update || say "apt-get update failed (see $apt_log); trying with what is known"
+    apt_get update || say 'apt-get update failed; trying with what is known'
     apt_updated=yes
 }
 
@@ -63,5 +63,5 @@ install_missing() {
         apt_get "${install[@]}" --allow-downgrades "${missing[@]}" "qemu-utils=$(candidate qemu-system-x86)" && return
     fi
     tail -n 20 "$apt_log" >&2
-    die "could not install the packages; see $apt_log"
+    die 'could not install the packages; what apt said stands above'
 }

@@ -9,8 +9,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kaeru_common::fabric::handshake::{HandshakeError, LaneReject};
-use kaeru_common::fabric::tcp::{self, LanePreamble, PREAMBLE_MAGIC};
+use kaeru_common::fabric::handshake::{HandshakeError, LaneReject, LaneRequest, MAGIC as LANE_MAGIC};
+use kaeru_common::fabric::tcp;
 use kaeru_common::fabric::{Incoming, RejectReason};
 use kaeru_common::wire::CONTROL_PREAMBLE;
 use tokio::io::AsyncReadExt;
@@ -75,7 +75,7 @@ async fn greet(
     stopping: watch::Receiver<bool>,
 ) {
     let _ = stream.set_nodelay(true);
-    let mut first = [0; LanePreamble::LEN];
+    let mut first = [0; LaneRequest::LEN];
     let magic = match tokio::time::timeout(GREETING, stream.read_exact(&mut first[..8])).await {
         Ok(Ok(_)) => &first[..8],
         _ => return tracing::debug!("{peer} did not say what it is"),
@@ -83,7 +83,7 @@ async fn greet(
     if magic == CONTROL_PREAMBLE {
         let early = CONTROL_PREAMBLE;
         session::run(stream, &early, shared, stopping, known).await;
-    } else if magic == PREAMBLE_MAGIC {
+    } else if magic == LANE_MAGIC {
         match tokio::time::timeout(GREETING, stream.read_exact(&mut first[8..])).await {
             Ok(Ok(_)) => take_lane(stream, &first, &shared),
             _ => tracing::debug!("{peer} did not finish its lane's preamble"),
@@ -93,12 +93,12 @@ async fn greet(
     }
 }
 
-fn take_lane(stream: TcpStream, preamble: &[u8; LanePreamble::LEN], shared: &Arc<Shared>) {
+fn take_lane(stream: TcpStream, preamble: &[u8; LaneRequest::LEN], shared: &Arc<Shared>) {
     let stream = match stream.into_std().and_then(|stream| stream.set_nonblocking(false).map(|()| stream)) {
         Ok(stream) => stream,
         Err(error) => return tracing::warn!("a lane's stream cannot be used: {error}"),
     };
-    match LanePreamble::decode(preamble) {
+    match LaneRequest::decode(preamble) {
         Ok(preamble) => admit(tcp::Incoming::new(stream, preamble), shared),
         Err(error) => turn_away(stream, error),
     }

@@ -14,7 +14,7 @@ pub(super) fn family() -> Result<u16, KernelError> {
         return Ok(family);
     }
     if !rustix::process::geteuid().is_root() {
-        return Err(KernelError::NoModule { tried: "not being root, it was not loaded".into() });
+        return Err(KernelError::NotPermitted { what: "attaching a device".into() });
     }
     let tried = load();
     ask()?.ok_or(KernelError::NoModule { tried })

@@ -54,8 +54,6 @@ use rustix::net::sockopt;
 pub use self::link::TcpLink;
 pub use self::listen::{Incoming, TcpListener};
 pub use self::regions::TcpDomain;
-/// What a lane begins with, for a server whose port carries control streams too.
-pub use super::handshake::{LaneRequest as LanePreamble, MAGIC as PREAMBLE_MAGIC};
 
 use self::regions::Regions;
 use super::buffer::SlotPool;
