@@ -62,15 +62,17 @@ Sizes are bytes or powers of 1024: 512M, 16G, 1.5T.
 
 Example, between two machines on a network of your own:
   server$ kaerud --ram scratch=16G --listen 192.168.7.1 --insecure
-  client$ kaeru attach 192.168.7.1/scratch
+  client$ sudo kaeru attach 192.168.7.1/scratch
 
-The file of --config has the same keys:
+The file of --config is TOML:
   listen = \"192.168.7.1\"
   insecure = true
   [[export]]
   name = \"scratch\"
   kind = \"ram\"
   size = \"16G\"
+Its keys are listen, insecure, fabric, lock (false is --no-lock) and responder-depth;
+in each [[export]]: name, kind (ram, null), size, read-only and shared.
 
 Exit status: 0 after SIGINT or SIGTERM, 1 failure, 2 wrong usage.";
 
