@@ -5,7 +5,8 @@ use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use kaeru_common::fabric::tcp::LanePreamble;
+use kaeru_common::fabric::RejectReason;
+use kaeru_common::fabric::handshake::{LaneReject, LaneReply, LaneRequest};
 use kaeru_common::units::LaneToken;
 use kaeru_common::wire::control::{Attach, Hello, Identity, Name};
 use kaeru_common::wire::version::VersionRange;
@@ -197,11 +198,9 @@ fn an_announced_length_is_not_waited_for_where_it_is_too_long() {
 #[test]
 fn a_lane_without_a_token_is_turned_away() {
     let bothered = Bothered::start();
-    let preamble = LanePreamble { token: LaneToken([7; 16]), responder_depth: 16 }.encode();
+    let preamble = LaneRequest { token: LaneToken([7; 16]), responder_depth: 16 }.encode();
     let heard = bothered.say(&preamble);
-    // The magic again, then version, length, and a status that is not 0.
-    assert_eq!((heard.get(..8), heard.len()), (Some(&b"KAERULNK"[..]), 16));
-    assert_ne!(heard[12], 0);
+    assert_eq!(LaneReject::decode(&heard), Ok(LaneReject { reason: RejectReason::BadToken }));
     for length in 0..preamble.len() {
         assert!(bothered.say(&preamble[..length]).is_empty(), "cut at {length}");
     }
@@ -209,7 +208,7 @@ fn a_lane_without_a_token_is_turned_away() {
         let mut changed = preamble;
         changed[at] ^= 0xff;
         let heard = bothered.say(&changed);
-        assert!(heard.get(12) != Some(&0), "byte {at}");
+        assert!(LaneReply::decode(&heard).is_err(), "byte {at}");
     }
     bothered.end();
 }
@@ -217,7 +216,7 @@ fn a_lane_without_a_token_is_turned_away() {
 #[test]
 fn three_hundred_half_open_connections_stop_nobody() {
     let mut bothered = Bothered::start();
-    let preamble = LanePreamble { token: LaneToken([7; 16]), responder_depth: 16 }.encode();
+    let preamble = LaneRequest { token: LaneToken([7; 16]), responder_depth: 16 }.encode();
     let half_open: Vec<TcpStream> = (0..300)
         .map(|number| {
             let mut stream = bothered.dial();

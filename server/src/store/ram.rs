@@ -171,7 +171,7 @@ mod tests {
             assert!(text.contains(part), "{part} in {text}");
         }
         let text = limits.check((1 << 30) + 1, true).unwrap_err().to_string();
-        assert!(text.contains("1073741825 bytes") && text.contains("1 GiB"), "{text}");
+        assert!(text.contains("1073741825 bytes") && text.contains("1.0 GiB"), "{text}");
     }
 
     #[test]
