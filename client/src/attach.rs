@@ -226,6 +226,7 @@ fn serve(attach: &Attach, ready: impl FnOnce(&Attached) -> io::Result<()>) -> Re
         pid: std::process::id(),
         target: target.clone(),
         device: Some(nodes.device.display().to_string()),
+        backend: Some(backend),
         listen: None,
     };
     let index = bound.device.index();
@@ -355,7 +356,9 @@ fn start_guard(index: u32, backend: &str) -> io::Result<(Child, ChildStdin)> {
 /// Detaches a device and says how it went.
 pub fn detached(index: u32, urgency: Urgency) -> Detached {
     match kernel::disconnect(index, urgency, DETACH) {
-        Ok(Outcome::NotAttached) => Detached::Done(format!("/dev/nbd{index} was not attached any more")),
+        Ok(Outcome::NotAttached) | Err(KernelError::NoDevice { .. }) => {
+            Detached::Done(format!("/dev/nbd{index} was not attached any more"))
+        }
         Ok(Outcome::Free { synced: true }) => Detached::Done(format!("/dev/nbd{index} is detached")),
         Ok(Outcome::Free { synced: false }) => {
             Detached::Done(format!("/dev/nbd{index} is detached; not everything could be written before"))

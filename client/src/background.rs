@@ -16,6 +16,8 @@ use serde::{Deserialize, Serialize};
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a process may take to detach.
 const DETACH_PATIENCE: Duration = Duration::from_secs(60);
+/// The longest answer, in bytes.
+const MAX_ANSWER: u64 = 64 << 10;
 /// The longest request line, in bytes.
 const MAX_LINE: u64 = 4096;
 
@@ -28,6 +30,9 @@ pub struct Note {
     pub target: String,
     /// The kernel device it serves, if any.
     pub device: Option<String>,
+    /// What the kernel knows that device by, so that nobody else's is taken for it.
+    #[serde(default)]
+    pub backend: Option<String>,
     /// Where it serves NBD otherwise.
     pub listen: Option<String>,
 }
@@ -135,8 +140,9 @@ pub fn folder() -> io::Result<PathBuf> {
         _ => {}
     }
     let found = std::fs::symlink_metadata(&path)?;
-    if !found.is_dir() || found.uid() != uid.as_raw() {
-        return Err(io::Error::other(format!("{} is not a folder of this user's own", path.display())));
+    if !found.is_dir() || found.uid() != uid.as_raw() || found.mode() & 0o022 != 0 {
+        let reason = "is not a folder that only this user may write to";
+        return Err(io::Error::other(format!("{} {reason}", path.display())));
     }
     Ok(path)
 }
@@ -222,7 +228,9 @@ pub fn holders() -> io::Result<Vec<Holder>> {
             continue;
         }
         // A note that vanishes or is damaged is nobody's any more.
-        let note = std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
+        let note = is_file.then(|| std::fs::read(&path).ok()).flatten();
+        let note = note.and_then(|bytes| serde_json::from_slice(&bytes).ok());
         holders.extend(note.map(|note| Holder { name: name.to_owned(), note, folder: folder.clone() }));
     }
     holders.sort_by(|a, b| a.name.cmp(&b.name));
@@ -288,7 +296,7 @@ impl Holder {
         line.push(b'\n');
         stream.write_all(&line)?;
         let mut answer = Vec::new();
-        io::Read::read_to_end(&mut stream, &mut answer)?;
+        io::Read::read_to_end(&mut io::Read::take(stream, MAX_ANSWER), &mut answer)?;
         match answer.is_empty() {
             true => Err(io::ErrorKind::UnexpectedEof.into()),
             false => Ok(answer),

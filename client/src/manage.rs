@@ -106,9 +106,11 @@ pub fn detach(detach: &Detach, out: &mut impl Write) -> Result<(), ManageError> 
     each(detach.what.iter(), |what| {
         let matches =
             |holder: &&Holder| &holder.note.target == what || holder.note.device.as_ref() == Some(what);
-        match all.iter().find(matches) {
-            Some(holder) => detach_holder(holder, detach.force, out),
-            None => detach_orphan(what, detach.force, &all, out),
+        // One export may be attached more than once, and a killed process may have left a note beside a live one.
+        let holders: Vec<&Holder> = all.iter().filter(matches).collect();
+        match holders.is_empty() {
+            true => detach_orphan(what, detach.force, &all, out),
+            false => each(holders.into_iter(), |holder| detach_holder(holder, detach.force, out)),
         }
     })
 }
@@ -142,9 +144,16 @@ fn detach_holder(holder: &Holder, force: bool, out: &mut impl Write) -> Result<(
 
 /// Detaches what a killed process left attached.
 fn clean_up(holder: &Holder, what: &str, out: &mut impl Write) -> Result<(), ManageError> {
-    let answer = match holder.note.device.as_deref().and_then(kernel::index_of) {
+    let index = holder.note.device.as_deref().and_then(kernel::index_of);
+    // Since that process died the number may have gone to somebody else.
+    let ours = |index: &u32| {
+        let backend = kernel::status(*index).ok().and_then(|status| status.backend);
+        backend.is_some() && backend == holder.note.backend
+    };
+    let answer = match index.filter(ours) {
         // Nobody serves it, so there is nothing that being careful could save.
         Some(index) => detached(index, Urgency::Now),
+        None if index.is_some() => Detached::Done(format!("{what} was detached when its process was killed")),
         None => Detached::Done(format!("{what} was served by a process that is gone")),
     };
     report(what, answer, out)?;

@@ -242,6 +242,7 @@ impl<L: Link> Remote<L> {
             if in_flight == 0 {
                 return match failed {
                     Some(error) => Err(self.failure(error)),
+                    None if to_post.peek().is_some() => Err(RemoteError::NoSlot),
                     None => Ok(()),
                 };
             }
@@ -306,6 +307,9 @@ pub enum RemoteError {
         /// Size of the export.
         size: u64,
     },
+    /// Every slot, or the whole link, is taken by operations of the caller's own.
+    #[error("the lane has no free slot: the caller holds all of them")]
+    NoSlot,
     /// The link died.
     #[error("the lane is dead: {0}")]
     Link(LinkDown),
@@ -323,6 +327,26 @@ mod tests {
 
     fn region(address: u64, length: u64) -> RegionInfo {
         RegionInfo { address, key: 7, length }
+    }
+
+    #[test]
+    fn a_transfer_without_a_slot_is_an_error_and_not_done() {
+        use kaeru_common::fabric::tcp::{Tcp, TcpListener};
+        use kaeru_common::fabric::{Fabric, Incoming, LinkConfig, Listener};
+        use kaeru_common::units::LaneToken;
+
+        let mut listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (address, config) = (listener.address(), LinkConfig { slots: 2, ..LinkConfig::default() });
+        let patience = Duration::from_secs(5);
+        let connect =
+            std::thread::spawn(move || Tcp.connect(address, &LaneToken([1; 16]), &config, patience).unwrap());
+        let incoming = listener.accept(patience).unwrap().unwrap();
+        let _server = incoming.accept(&Tcp.domain().unwrap(), &config).unwrap();
+        let layout = Layout::Direct([region(1000, 64)].into());
+        let mut remote = Remote::new(connect.join().unwrap(), layout, 64).unwrap();
+        let _held = (remote.slot().unwrap(), remote.slot().unwrap());
+        assert!(matches!(remote.write_at(0, &[1; 64], patience), Err(RemoteError::NoSlot)));
+        assert!(matches!(remote.read_at(0, &mut [0; 64], patience), Err(RemoteError::NoSlot)));
     }
 
     #[test]

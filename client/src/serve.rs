@@ -58,6 +58,7 @@ pub fn run(nbd: &Nbd, out: &mut impl Write) -> Result<(), ServeError> {
         pid: std::process::id(),
         target: nbd.common.target.to_string(),
         device: None,
+        backend: None,
         listen: Some(server.address().to_string()),
     };
     let detach = move |_force: bool| Detached::Done("its clients are disconnected".into());

@@ -45,7 +45,7 @@ impl<F: Fabric> Gate<F> {
         }
         let mut domain = self.fabric.domain()?;
         let mut regions = Vec::new();
-        for Piece { memory, writable } in self.store.memory() {
+        for Piece { memory, writable } in self.store.memory(write) {
             let access = if write && writable { Access::RemoteReadWrite } else { Access::RemoteRead };
             regions.extend(domain.register(&memory, access)?);
         }

@@ -192,6 +192,21 @@ fn status_sees_a_lost_server() {
 }
 
 #[test]
+fn detach_ends_the_live_process_although_a_killed_one_left_a_note() {
+    let server = Server::start(&["--ram", "scratch=1M"]);
+    let mut nbd = Nbd::unix(&server, "scratch");
+    let target = server.export("scratch");
+    for (name, device) in [("aaa", "null"), ("nbd99", "\"/dev/nbd99\"")] {
+        let note = format!(r#"{{"pid":999999,"target":"{target}","device":{device},"listen":null}}"#);
+        std::fs::write(nbd.folder().join(format!("{name}.json")), note).unwrap();
+    }
+    nbd.kaeru(&["detach", &target]).success();
+    assert!(nbd.process.ended_within(Duration::from_secs(5)).is_some(), "the live process goes on");
+    let left = nbd.kaeru(&["status", "--json"]).success();
+    assert_eq!(left.trim(), "[]", "notes of killed processes stay behind");
+}
+
+#[test]
 fn a_stale_socket_is_reused_and_a_live_one_is_not() {
     let server = Server::start(&["--ram", "scratch=1M", "--ram", "other=1M"]);
     let mut first = Nbd::unix(&server, "scratch");

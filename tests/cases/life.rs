@@ -86,8 +86,17 @@ fn a_stopped_server_is_waited_for_and_goes_on() {
 
 #[test]
 fn a_server_that_stays_stopped_is_given_up_after_the_timeout() {
+    given_up_after_the_timeout(&[]);
+}
+
+#[test]
+fn a_lane_that_never_sleeps_gives_up_after_the_timeout_too() {
+    given_up_after_the_timeout(&["--spin", "always"]);
+}
+
+fn given_up_after_the_timeout(flags: &[&str]) {
     let server = Server::start(&["--ram", "scratch=1M"]);
-    let mut nbd = Nbd::unix_with(&server, "scratch", &["--timeout", "2s"]);
+    let mut nbd = Nbd::unix_with(&server, "scratch", &[&["--timeout", "2s"], flags].concat());
     let mut client = Raw::attach(&nbd);
     client.write(0, &[1; 512]).unwrap();
     server.process.signal(Signal::STOP);

@@ -1,7 +1,10 @@
 //! Several connections, many requests in flight, no byte in the wrong place.
 
 use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::thread;
+use std::time::Duration;
 
 use crate::harness::client::Nbd;
 use crate::harness::nbd::*;
@@ -124,6 +127,38 @@ fn a_slow_reader_holds_up_nobody_and_gets_everything() {
         assert_eq!(back, cookie);
         assert!(result.unwrap() == bytes[..8 << 20], "the bytes of a slow read");
     }
+}
+
+/// Requests whose answers nobody takes must not pile up: the lane stops reading, and goes on once they are taken.
+#[test]
+fn answers_that_nobody_takes_hold_up_their_own_client_only() {
+    const REQUESTS: u64 = 100_000;
+    let server = Server::start(&["--ram", "scratch=1M"]);
+    let nbd = Nbd::unix(&server, "scratch");
+    let mut stream = UnixStream::connect(nbd.socket()).unwrap();
+    stream.read_exact(&mut [0; 18]).unwrap();
+    stream.write_all(&[0, 0, 0, 3]).unwrap();
+    stream.write_all(&option_bytes(OPT_EXPORT_NAME, b"scratch")).unwrap();
+    stream.read_exact(&mut [0; 10]).unwrap();
+
+    let mut sender = stream.try_clone().unwrap();
+    let sending = thread::spawn(move || {
+        for cookie in 0..REQUESTS {
+            sender.write_all(&request_bytes(CMD_FLUSH, 0, cookie, 0, 0)).unwrap();
+        }
+    });
+    let mut other = Raw::attach(&nbd);
+    for _ in 0..200 {
+        other.ask(CMD_FLUSH, 0, 0, 0).unwrap();
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert!(!sending.is_finished(), "{REQUESTS} requests were taken although no answer was");
+    for cookie in 0..REQUESTS {
+        let mut reply = [0; 16];
+        stream.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[4..], [&[0; 4][..], &cookie.to_be_bytes()].concat());
+    }
+    sending.join().unwrap();
 }
 
 #[test]

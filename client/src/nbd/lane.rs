@@ -45,6 +45,8 @@ use crate::remote::Remote;
 
 /// Requests that one connection may have in flight; the kernel's NBD driver has at most 128.
 const REQUESTS: u32 = 256;
+/// Answers that may wait for the client to take them before no more requests are taken.
+const ANSWERS: usize = REQUESTS as usize;
 /// Slots that one long write of zeroes uses at once.
 const ZERO_SLOTS: u32 = 4;
 
@@ -157,7 +159,7 @@ impl<L: Link> Lane<L> {
         let depth = remote.link().limits().depth as usize;
         Self {
             incoming: Incoming::new(),
-            outgoing: Outgoing::new(REQUESTS as usize + 3 * slots),
+            outgoing: Outgoing::new(2 * REQUESTS as usize + 3 * slots),
             spare: None,
             expect: Expect::Header,
             table: Table::new(REQUESTS),
@@ -216,8 +218,10 @@ impl<L: Link> Lane<L> {
         if matches!(self.ending, Some(LaneEnd::BrokenReply)) {
             return Err(LaneEnd::BrokenReply);
         }
+        // What was received and had to wait for room shows nowhere else: it is not on the socket any more.
+        let stalled = self.is_stalled();
         self.outgoing.send(self.socket.as_fd())?;
-        Ok(taken || reaped)
+        Ok(taken || reaped || (stalled && !self.is_stalled()))
     }
 
     /// Takes finished operations. Returns whether there were any.

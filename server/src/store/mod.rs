@@ -31,12 +31,14 @@ impl Store {
         }
     }
 
-    /// The memory that a peer reaches, in the order in which a grant names it.
-    pub fn memory(&self) -> Vec<Piece> {
+    /// The memory that a writer or a reader reaches, in the order in which a grant names it.
+    pub fn memory(&self, write: bool) -> Vec<Piece> {
         let piece = |memory: &Arc<Memory>, writable| Piece { memory: memory.clone(), writable };
         match self {
             Self::Ram(ram) => vec![piece(ram.memory(), true)],
-            Self::Null(null) => vec![piece(null.source(), false), piece(null.sink(), true)],
+            Self::Null(null) if write => vec![piece(null.source(), false), piece(null.sink(), true)],
+            // A reader has nothing to write, and what others write is none of its business.
+            Self::Null(null) => vec![piece(null.source(), false); 2],
         }
     }
 

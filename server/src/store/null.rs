@@ -41,3 +41,19 @@ impl Null {
         &self.sink
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Store;
+    use super::*;
+
+    #[test]
+    fn a_reader_reaches_nothing_that_anybody_writes() {
+        let store = Store::Null(Null::new(1 << 40).unwrap());
+        let [writers, readers] = [true, false].map(|write| store.memory(write));
+        assert_eq!(writers.iter().map(|piece| piece.writable).collect::<Vec<_>>(), [false, true]);
+        let written = &writers[1].memory;
+        assert_eq!(readers.len(), 2);
+        assert!(readers.iter().all(|piece| !piece.writable && !Arc::ptr_eq(&piece.memory, written)));
+    }
+}

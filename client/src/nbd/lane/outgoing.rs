@@ -43,6 +43,11 @@ impl Outgoing {
         self.parts.is_empty()
     }
 
+    /// Parts that wait.
+    pub(super) fn len(&self) -> usize {
+        self.parts.len()
+    }
+
     pub(super) fn header(&mut self, header: ReplyHeader) {
         debug_assert!(self.parts.len() < self.parts.capacity(), "the stream to the client is bounded");
         self.parts.push_back(Part::Header(header));

@@ -8,7 +8,7 @@ use kaeru_common::fabric::buffer::Slot;
 use kaeru_common::fabric::{Link, Refused};
 use kaeru_common::units::{ByteRange, Pieces};
 
-use super::{Expect, Lane, LaneEnd, ZERO_SLOTS};
+use super::{ANSWERS, Expect, Lane, LaneEnd, ZERO_SLOTS};
 use crate::inflight::{InFlight, RequestId};
 use crate::nbd::proto::{CommandFlags, NbdError, REQUEST_BYTES};
 use crate::nbd::transmission::{Command, ReplyHeader, Request, parse_request, validate};
@@ -29,11 +29,17 @@ impl<L: Link> Lane<L> {
         Ok(any)
     }
 
+    /// Whether another request can be taken: it needs a place, and its answer must not pile up on a client that reads
+    /// none.
+    pub(super) fn has_room(&self) -> bool {
+        !self.table.is_full() && self.outgoing.len() + self.deferred.len() < ANSWERS
+    }
+
     /// Takes the next header, or the next stretch of payload. Returns whether it got on.
     fn take_one(&mut self) -> Result<bool, LaneEnd> {
         match std::mem::replace(&mut self.expect, Expect::Header) {
             Expect::Header => {
-                if self.table.is_full() {
+                if !self.has_room() {
                     return Ok(false);
                 }
                 if self.spare.is_none()

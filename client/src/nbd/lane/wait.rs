@@ -20,6 +20,9 @@ pub enum Spin {
     Always,
 }
 
+/// How long a link that was closed may take to give back what it has.
+const CLOSING: Duration = Duration::from_secs(5);
+
 /// Ends lanes from another thread.
 #[derive(Clone, Debug)]
 pub struct Stop(Arc<StopState>);
@@ -81,6 +84,7 @@ impl<L: Link> Lane<L> {
         let budget = match self.config.spin {
             Spin::Always => {
                 self.incoming.wake();
+                self.give_up_on_silence();
                 return Ok(());
             }
             Spin::For(budget) => budget,
@@ -147,9 +151,9 @@ impl<L: Link> Lane<L> {
     }
 
     /// Whether taking the next part of the stream has to wait for the link.
-    fn is_stalled(&self) -> bool {
+    pub(super) fn is_stalled(&self) -> bool {
         match &self.expect {
-            Expect::Header => self.table.is_full(),
+            Expect::Header => !self.has_room(),
             Expect::Payload { slot: None, .. } => self.remote.link().pool().available() == 0,
             Expect::Payload { slot: Some(_), filled, piece, .. } => *filled as u64 == piece.length(),
             Expect::Discard { .. } => false,
@@ -176,7 +180,8 @@ impl<L: Link> Lane<L> {
         end
     }
 
-    /// Waits until the link has given everything back; a link that does not is closed.
+    /// Waits until the link has given everything back. One that does not is closed, and one that does not even then is
+    /// left to its own tearing down, which waits for the device.
     pub(super) fn settle(&mut self) {
         self.outgoing.clear();
         self.held.clear();
@@ -184,7 +189,7 @@ impl<L: Link> Lane<L> {
         self.incoming = Incoming::new();
         self.expect = Expect::Header;
         let deadline = Instant::now() + self.config.patience;
-        while self.owed > 0 {
+        while self.owed > 0 && Instant::now() < deadline + CLOSING {
             self.remote.submit();
             self.remote.poll(&mut self.done);
             self.owed -= self.done.len() as u32;
