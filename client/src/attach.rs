@@ -205,11 +205,14 @@ fn serve(attach: &Attach, ready: impl FnOnce(&Attached) -> io::Result<()>) -> Re
     front.open_lanes(lanes)?;
 
     let backend = format!("kaeru:{target}:{}", session.granted().session);
-    let wanted = kernel::Attach {
+    let mut wanted = kernel::Attach {
         device: index,
         backend: backend.clone(),
         ..kernel::Attach::new(size, front.flags().bits())
     };
+    // The kernel takes no chunks: a longer read that fails midway would cost it the socket.
+    let whole = u32::try_from(front.longest_whole_read() / 1024).unwrap_or(u32::MAX);
+    wanted.max_sectors_kb = wanted.max_sectors_kb.min(whole);
     let (device, sockets) = kernel::connect(&wanted, lanes)?;
     let bound = Bound::start(&front, device, sockets, size, &backend)?;
     let nodes = match bound.device.settle(SETTLE) {

@@ -112,6 +112,11 @@ impl<L: Link> Remote<L> {
         range.pieces(self.piece, self.window)
     }
 
+    /// Bytes of the longest piece.
+    pub fn longest_piece(&self) -> u64 {
+        self.piece
+    }
+
     /// A free slot, or `None` while all are in use.
     pub fn slot(&self) -> Option<Slot> {
         self.link.pool().take()

@@ -8,7 +8,7 @@ use kaeru_common::fabric::FabricKind;
 use kaeru_common::metrics::{LaneCounters, LaneSnapshot};
 
 use super::handshake::{BlockSizes, ExportInfo, Negotiated};
-use super::lane::{Lane, LaneConfig, LaneEnd, Spin, Stop};
+use super::lane::{Lane, LaneConfig, LaneEnd, Spin, Stop, longest_whole_read};
 use super::proto::{MAX_REQUEST, TransmissionFlags};
 use super::transmission::ExportLimits;
 use crate::session::{AnyRemote, Session, SessionError};
@@ -162,6 +162,14 @@ impl Front {
             self.put_back(ready);
         }
         Ok(())
+    }
+
+    /// Bytes of the longest read that every idle lane answers whole, so that its failure is one request's only.
+    pub fn longest_whole_read(&self) -> u64 {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let longest =
+            idle.iter().map(|ready| with_remote!(&ready.remote, remote => longest_whole_read(remote)));
+        longest.min().unwrap_or(u64::MAX)
     }
 
     /// How many lanes are open.

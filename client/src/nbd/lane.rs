@@ -114,6 +114,17 @@ struct Held {
     length: u32,
 }
 
+/// Pieces of one read that are held back until it is whole. A longer read is answered bit by bit, and should it fail
+/// midway, simple replies cannot say so.
+fn hold_limit(slots: usize) -> usize {
+    (slots / 4).max(1)
+}
+
+/// Bytes of the longest read that a lane of this remote answers whole.
+pub fn longest_whole_read<L: Link>(remote: &Remote<L>) -> u64 {
+    hold_limit(remote.link().pool().slots() as usize) as u64 * remote.longest_piece()
+}
+
 /// One connection being served.
 #[derive(Debug)]
 pub struct Lane<L: Link> {
@@ -166,7 +177,7 @@ impl<L: Link> Lane<L> {
             reading: VecDeque::with_capacity(REQUESTS as usize),
             zeroing: VecDeque::with_capacity(REQUESTS as usize),
             held: VecDeque::with_capacity(slots),
-            hold_limit: (slots / 4).max(1),
+            hold_limit: hold_limit(slots),
             streaming: None,
             deferred: VecDeque::with_capacity(REQUESTS as usize),
             done: Vec::with_capacity(depth.clamp(1, 128)),
