@@ -68,7 +68,7 @@ impl Answer for Attachment {
 
 impl From<LaneSnapshot> for IoReport {
     fn from(lanes: LaneSnapshot) -> Self {
-        let LaneSnapshot { reads, writes, others, bytes_read, bytes_written, errors, in_flight } = lanes;
+        let LaneSnapshot { reads, writes, others, bytes_read, bytes_written, errors, in_flight, .. } = lanes;
         Self { reads, writes, others, bytes_read, bytes_written, errors, in_flight }
     }
 }

@@ -1,26 +1,35 @@
 //! The requests that a front end has taken and not yet answered.
 //!
 //! A request lives here from the moment it is taken until its one answer. Its slots do not: they are in the link, and
-//! come back with the request's [`RequestId`] as their tag.
+//! come back with the request's [`RequestId`], and their place in it, as their tag.
 
-use kaeru_common::units::Pieces;
+use std::time::Instant;
+
+use kaeru_common::units::{ByteRange, Pieces};
 
 use crate::nbd::proto::NbdError;
 use crate::nbd::transmission::Request;
+use crate::remote::Extents;
 
 /// Names a request while it is in flight; the tag of its operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestId(u32);
 
 impl RequestId {
-    /// As the tag of an operation.
+    /// As the tag of an operation on the request as a whole.
     pub fn tag(self) -> u64 {
         u64::from(self.0)
     }
 
-    /// From the tag of a completion.
-    pub fn from_tag(tag: u64) -> Self {
-        Self(tag as u32)
+    /// As the tag of an operation on the piece that begins `at` bytes into the request, which is below 4 GiB.
+    pub fn tag_at(self, at: u64) -> u64 {
+        debug_assert!(at <= u64::from(u32::MAX), "a request has less than 4 GiB");
+        u64::from(self.0) | at << 32
+    }
+
+    /// From the tag of an answer: the request, and where in it the piece begins.
+    pub fn from_tag(tag: u64) -> (Self, u32) {
+        (Self(tag as u32), (tag >> 32) as u32)
     }
 }
 
@@ -29,6 +38,8 @@ impl RequestId {
 pub struct InFlight {
     /// What the client asked for.
     pub request: Request,
+    /// When it was taken.
+    pub since: Instant,
     /// The pieces that are not posted yet (for a write: whose payload has not been received yet).
     pub left: Pieces,
     /// Pieces that the link has.
@@ -41,12 +52,32 @@ pub struct InFlight {
     pub streaming: bool,
     /// Bytes of such an answer that were sent already.
     pub sent: u64,
+    /// Pieces of a read that are held back.
+    pub held: usize,
+    /// What a question for extents found.
+    pub extents: Extents,
 }
 
 impl InFlight {
     /// A request that was just taken, to be done in these pieces.
     pub fn new(request: Request, pieces: Pieces) -> Self {
-        Self { request, left: pieces, outstanding: 0, error: None, posted: false, streaming: false, sent: 0 }
+        Self {
+            request,
+            since: Instant::now(),
+            left: pieces,
+            outstanding: 0,
+            error: None,
+            posted: false,
+            streaming: false,
+            sent: 0,
+            held: 0,
+            extents: Extents::default(),
+        }
+    }
+
+    /// The tag of the operation on `piece`, for the request `id`.
+    pub fn tag(&self, id: RequestId, piece: ByteRange) -> u64 {
+        id.tag_at(piece.offset().saturating_sub(self.request.offset))
     }
 
     /// Whether nothing is left but to answer it.

@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use kaeru_common::fabric::tcp::{Tcp, TcpLink};
 #[cfg(feature = "verbs")]
 use kaeru_common::fabric::verbs::{self, Verbs, VerbsLink};
-use kaeru_common::fabric::{ConnectError, Fabric, FabricKind, LinkConfig};
+use kaeru_common::fabric::{ConnectError, Fabric, FabricKind, Link, LinkConfig};
 use kaeru_common::wire::control::{Attach, Exports, LaneTicket, Refusal, Welcome};
 use kaeru_common::wire::grant::{Grant, Granted, Path};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use self::driver::{Opening, Want, start};
-use crate::remote::{BadLayout, Layout, Remote};
+use crate::remote::{BadLayout, Layout, Remote, StagedError, staged_link};
 use crate::target::{Server, Target};
 
 /// How long a lane may take to connect where it surely can.
@@ -103,6 +103,9 @@ pub enum SessionError {
     /// The grant is unusable.
     #[error(transparent)]
     Layout(#[from] BadLayout),
+    /// A lane to a file or disk was not opened.
+    #[error("no lane: {0}")]
+    Staged(#[from] StagedError),
     /// The system has no room.
     #[error("cannot set up the session: {0}")]
     System(#[from] std::io::Error),
@@ -330,23 +333,42 @@ impl Session {
         let gone = || closed(&self.server, &self.health.borrow().closed.clone().unwrap_or_default());
         self.commands.send(Command::OpenLane(number, reply)).map_err(|_| gone())?;
         let ticket = ticket.blocking_recv().map_err(|_| gone())??;
-        let (layout, size) = (layout_of(&self.granted.grant, &path), self.granted.size);
-        let (address, config) = (self.address_of(&path), &self.options.link);
+        let (address, config) = (self.address_of(&path), &self.link_config());
         match path.fabric {
             FabricKind::Tcp => {
                 let link = Tcp.connect(address, &ticket.token, config, patience)?;
-                Ok(AnyRemote::Tcp(Remote::new(link, layout, size)?))
+                Ok(AnyRemote::Tcp(self.remote(link, &path, patience)?))
             }
             #[cfg(feature = "verbs")]
             FabricKind::Verbs => {
                 let link = Verbs::client().connect(address, &ticket.token, config, patience)?;
-                Ok(AnyRemote::Verbs(Remote::new(link, layout, size)?))
+                Ok(AnyRemote::Verbs(self.remote(link, &path, patience)?))
             }
             other => Err(SessionError::NoPath {
                 wanted: "that fabric",
                 reason: format!("no {other} in this build"),
             }),
         }
+    }
+
+    /// How a lane's link is built for this grant.
+    fn link_config(&self) -> LinkConfig {
+        match self.granted.grant {
+            Grant::Direct { .. } | Grant::Null { .. } => self.options.link,
+            Grant::Staged { .. } => staged_link(&self.options.link),
+        }
+    }
+
+    /// The way to the export over `link`.
+    fn remote<L: Link>(&self, link: L, path: &Path, patience: Duration) -> Result<Remote<L>, SessionError> {
+        let size = self.granted.size;
+        Ok(match (&self.granted.grant, &path.regions[..]) {
+            (Grant::Staged { .. }, _) => Remote::staged(link, size, patience)?,
+            (Grant::Null { .. }, [source, sink]) => {
+                Remote::new(link, Layout::Null { source: *source, sink: *sink }, size)?
+            }
+            (_, regions) => Remote::new(link, Layout::Direct(regions.into()), size)?,
+        })
     }
 
     /// Gives the export back and waits until the server has it. Lanes should be closed before; no new ones come about
@@ -377,13 +399,6 @@ fn no_verbs_here() -> Option<String> {
 #[cfg(not(feature = "verbs"))]
 fn no_verbs_here() -> Option<String> {
     Some("this kaeru was built without RDMA (feature \"verbs\")".to_owned())
-}
-
-fn layout_of(grant: &Grant, path: &Path) -> Layout {
-    match (grant, &path.regions[..]) {
-        (Grant::Null { .. }, [source, sink]) => Layout::Null { source: *source, sink: *sink },
-        (_, regions) => Layout::Direct(regions.into()),
-    }
 }
 
 fn closed(server: &Server, reason: &str) -> SessionError {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kaeru_common::fabric::{Access, Fabric, Incoming, Link, LinkConfig, RejectReason};
+use kaeru_common::fabric::{Fabric, Incoming, Link, LinkConfig, RejectReason};
 use kaeru_common::units::LaneToken;
 use kaeru_common::wire::MAX_LANES;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -163,7 +163,7 @@ impl Tokens {
 
 /// A lane's link as the server builds it: it starts no operations of its own, so it needs next to no queue.
 fn link_config(responder_depth: u8) -> LinkConfig {
-    LinkConfig { slots: 1, slot_size: 4096, pool_access: Access::Local, depth: 16, responder_depth }
+    LinkConfig { slots: 1, slot_size: 4096, depth: 16, responder_depth, ..LinkConfig::default() }
 }
 
 /// Lets `incoming` in as `admission` says and looks after it on a thread of its own, until it ends or is fenced.

@@ -14,8 +14,15 @@ use super::pair::{DomainOf, LinkOf, PATIENCE, Pair};
 pub(crate) const TOKEN: LaneToken = LaneToken(*b"kaeru lane token");
 
 /// A small link.
-pub(crate) const SMALL: LinkConfig =
-    LinkConfig { slots: 32, slot_size: 8192, pool_access: Access::Local, depth: 32, responder_depth: 16 };
+pub(crate) const SMALL: LinkConfig = LinkConfig {
+    slots: 32,
+    slot_size: 8192,
+    pool_access: Access::Local,
+    messages: 8,
+    message_size: 64,
+    depth: 32,
+    responder_depth: 16,
+};
 
 /// A domain with one piece of registered memory.
 pub(crate) struct Rig<P: Pair> {

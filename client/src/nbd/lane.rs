@@ -29,8 +29,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kaeru_common::error::Status;
+use kaeru_common::fabric::Link;
 use kaeru_common::fabric::buffer::Slot;
-use kaeru_common::fabric::{Completion, Link, Op};
 use kaeru_common::metrics::LaneCounters;
 use kaeru_common::units::ByteRange;
 
@@ -41,7 +42,7 @@ pub use self::wait::{Spin, Stop};
 use super::proto::NbdError;
 use super::transmission::{Command, ExportLimits, Malformed, ReplyHeader};
 use crate::inflight::{RequestId, Table};
-use crate::remote::Remote;
+use crate::remote::{Answer, Failure, Remote};
 
 /// Requests that one connection may have in flight; the kernel's NBD driver has at most 128.
 const REQUESTS: u32 = 256;
@@ -111,6 +112,8 @@ enum Expect {
 struct Held {
     id: RequestId,
     slot: Slot,
+    /// Where in the request it begins, in bytes.
+    at: u32,
     length: u32,
 }
 
@@ -123,6 +126,19 @@ fn hold_limit(slots: usize) -> usize {
 /// Bytes of the longest read that a lane of this remote answers whole.
 pub fn longest_whole_read<L: Link>(remote: &Remote<L>) -> u64 {
     hold_limit(remote.link().pool().slots() as usize) as u64 * remote.longest_piece()
+}
+
+/// What the client is told of a failure.
+fn error_of(failure: Failure) -> NbdError {
+    let Failure::Store(status) = failure else { return NbdError::Io };
+    match status {
+        Status::NoSpace => NbdError::NoSpc,
+        Status::ReadOnly | Status::NotAllowed => NbdError::Perm,
+        Status::BadRequest | Status::OutOfRange | Status::NotSupported => NbdError::Inval,
+        Status::NoResources => NbdError::NoMem,
+        Status::ShuttingDown => NbdError::Shutdown,
+        _ => NbdError::Io,
+    }
 }
 
 /// One connection being served.
@@ -143,13 +159,18 @@ pub struct Lane<L: Link> {
     reading: VecDeque<RequestId>,
     /// Writes of zeroes whose pieces are not all posted yet, in order.
     zeroing: VecDeque<RequestId>,
+    /// Commands that are not posted yet, in order.
+    commanding: VecDeque<RequestId>,
+    /// Data of reads; the pieces of each in order.
     held: VecDeque<Held>,
     /// Held pieces at which a read is answered bit by bit instead of whole.
     hold_limit: usize,
     /// The read that is being answered bit by bit; other answers wait.
     streaming: Option<RequestId>,
     deferred: VecDeque<ReplyHeader>,
-    done: Vec<Completion>,
+    /// Whole reads that are over and wait for that one, too.
+    parked: VecDeque<RequestId>,
+    done: Vec<Answer>,
     /// Operations that the link has.
     owed: u32,
     last_progress: Instant,
@@ -176,10 +197,12 @@ impl<L: Link> Lane<L> {
             table: Table::new(REQUESTS),
             reading: VecDeque::with_capacity(REQUESTS as usize),
             zeroing: VecDeque::with_capacity(REQUESTS as usize),
+            commanding: VecDeque::with_capacity(REQUESTS as usize),
             held: VecDeque::with_capacity(slots),
             hold_limit: hold_limit(slots),
             streaming: None,
             deferred: VecDeque::with_capacity(REQUESTS as usize),
+            parked: VecDeque::with_capacity(REQUESTS as usize),
             done: Vec::with_capacity(depth.clamp(1, 128)),
             owed: 0,
             last_progress: Instant::now(),
@@ -243,41 +266,44 @@ impl<L: Link> Lane<L> {
         }
         self.last_progress = Instant::now();
         let mut done = std::mem::take(&mut self.done);
-        for completion in done.drain(..) {
-            self.complete(completion);
+        for answer in done.drain(..) {
+            self.complete(answer);
         }
         self.done = done;
         self.counters.set_in_flight(self.table.count() as u64);
         true
     }
 
-    fn complete(&mut self, completion: Completion) {
-        let id = RequestId::from_tag(completion.tag);
+    fn complete(&mut self, answer: Answer) {
+        let (id, at) = RequestId::from_tag(answer.tag);
         self.owed -= 1;
         let Some(flight) = self.table.get(id) else { return };
         flight.outstanding -= 1;
-        let (zeroes, failed) = (flight.request.command != Command::Write, flight.error.is_some());
-        match completion.result {
-            Err(error) => {
-                tracing::debug!(
-                    "{:?} of request {:#x} failed: {error}",
-                    completion.op,
-                    flight.request.cookie
-                );
-                flight.fail(NbdError::Io);
+        let (command, failed) = (flight.request.command, flight.error.is_some());
+        match (answer.result, answer.slot) {
+            (Err(error), _) => {
+                tracing::debug!("{command:?} of request {:#x} failed: {error}", flight.request.cookie);
+                flight.fail(error_of(error));
             }
-            Ok(length) if completion.op == Op::Read && !failed => {
-                self.held.push_back(Held { id, slot: completion.slot, length });
+            (Ok(length), Some(slot)) if command == Command::Read && !failed => {
+                flight.held += 1;
+                self.hold(Held { id, slot, at, length });
                 self.stream_long_read(id);
             }
-            Ok(_) if zeroes && !failed && completion.op == Op::Write => {
-                self.reuse_zeroes(id, completion.slot)
-            }
-            Ok(_) => {}
+            (Ok(_), Some(slot)) if command != Command::Write && !failed => self.reuse_zeroes(id, slot),
+            (Ok(_), Some(_)) => {}
+            (Ok(_), None) => flight.extents = answer.extents,
         }
         if self.table.get(id).is_some_and(|flight| flight.is_over()) {
             self.finish(id);
         }
+    }
+
+    /// Keeps the data of a read, in its place among the other pieces of the same read: a disk answers in any order.
+    fn hold(&mut self, held: Held) {
+        let later = |other: &Held| other.id == held.id && other.at > held.at;
+        let place = self.held.iter().position(later).unwrap_or(self.held.len());
+        self.held.insert(place, held);
     }
 
     /// Writes the next piece of zeroes from a slot that is all zeroes already.
@@ -288,7 +314,7 @@ impl<L: Link> Lane<L> {
         }
         let rest = flight.left;
         let Some(piece) = flight.left.next() else { return };
-        match self.remote.write(slot, piece, id.tag()) {
+        match self.remote.write(slot, piece, false, id.tag()) {
             Ok(()) => self.owe(id),
             // `post_zeroes` tries again, and gives the request up where the link is dead.
             Err(_) => {

@@ -279,6 +279,7 @@ pub struct Extent {
 pub const REPLY_HEADER_MAX: usize = 64;
 /// How many extents fit into one [`ReplyHeader`].
 pub const REPLY_EXTENTS_MAX: usize = (REPLY_HEADER_MAX - CHUNK_HEADER_BYTES - 4) / EXTENT_BYTES;
+const _: () = assert!(kaeru_common::wire::io::REPLY_EXTENTS <= REPLY_EXTENTS_MAX);
 
 /// Everything of a reply that is not the data of a read, in a fixed buffer for a vectored write.
 ///

@@ -24,6 +24,9 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap, mmap_anonymo
 /// The size of a huge page of this architecture, in bytes.
 pub const HUGE_PAGE: u64 = 2 << 20;
 
+/// The size of a cache line, in bytes: slots for small messages share none.
+const CACHE_LINE: usize = 64;
+
 /// A page-aligned mapping, unmapped on drop.
 ///
 /// Whoever registers it with a card or lends it to a peer keeps an [`Arc`] of it for as long as that may last.
@@ -223,13 +226,16 @@ struct Pool {
 }
 
 impl SlotPool {
-    /// A pool of `slots` slots of `slot_size` bytes each; both at least one. The size is rounded up to whole pages.
+    /// A pool of `slots` slots of `slot_size` bytes each; both at least one. The size is rounded up to whole cache
+    /// lines, and from a page on to whole pages.
     ///
     /// # Errors
     /// The kernel's, where it has no room for the mapping.
     pub fn new(slots: u32, slot_size: u32) -> io::Result<Self> {
         let slots = slots.max(1);
-        let slot_size = round_up(slot_size.max(1) as usize, rustix::param::page_size())?;
+        let page = rustix::param::page_size();
+        let whole = if slot_size as usize > page / 2 { page } else { CACHE_LINE };
+        let slot_size = round_up(slot_size.max(1) as usize, whole)?;
         let slot_size = u32::try_from(slot_size).map_err(|_| io::ErrorKind::InvalidInput)?;
         let memory = Memory::anonymous(
             (slot_size as usize).checked_mul(slots as usize).ok_or(io::ErrorKind::OutOfMemory)?,

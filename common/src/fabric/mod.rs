@@ -12,7 +12,7 @@
 //! # What callers may assume
 //! - **Slots move.** A slot goes into [`Link::read`], [`Link::write`], [`Link::send`] or [`Link::recv`] and comes back
 //!   in exactly one [`Completion`], or at once in [`Refused`]. In between the fabric owns it. A length beyond the
-//!   slot's size and a slot of another link's pool are mistakes of the caller: they panic, the latter in debug builds at
+//!   slot's size and a slot of another link's pools are mistakes of the caller: they panic, the latter in debug builds at
 //!   least. A length of zero is not to be used either: fabrics make different things of it.
 //!
 //!   ```compile_fail,E0382
@@ -24,7 +24,7 @@
 //!   ```
 //! - **Full is an answer.** [`Refused::Full`] says to poll first. Nothing else about the link changed. Reads, writes and
 //!   sends are counted together, and [`LinkLimits::depth`] of them may be in flight; one counts until its completion
-//!   was polled. Receives have a queue of their own, for as many as the pool has slots or the depth says,
+//!   was polled. Receives have a queue of their own, for as many as the larger pool has slots or the depth says,
 //!   whichever is less.
 //! - **Leaving.** [`Link::submit`] hands over what was taken. [`Link::poll`] may do so too: not to submit holds nothing back.
 //! - **Order.** Writes and sends of one link take effect at the peer in the order they were posted: a peer that has
@@ -53,6 +53,7 @@
 
 pub mod buffer;
 pub mod handshake;
+mod pools;
 #[cfg(feature = "sim")]
 pub mod sim;
 pub mod tcp;
@@ -139,8 +140,12 @@ pub struct LinkConfig {
     pub slots: u32,
     /// Bytes of each slot.
     pub slot_size: u32,
-    /// What the peer may do with the pool: [`Access::RemoteReadWrite`] only where staged reads are to land in it.
+    /// What the peer may do with the pool: [`Access::RemoteReadWrite`] only where staged data is to land in it.
     pub pool_access: Access,
+    /// Slots of the link's second pool, for messages: small ones, which the peer never reaches. At least one is made.
+    pub messages: u32,
+    /// Bytes of each of those.
+    pub message_size: u32,
     /// Reads, writes and sends that may be in flight, all together; at least one. Receives are not counted.
     pub depth: u32,
     /// Reads that this side is willing to answer at once, from 1; a fabric may lower it to what its device can.
@@ -150,7 +155,15 @@ pub struct LinkConfig {
 impl Default for LinkConfig {
     /// A client's lane: as deep as the kernel's NBD socket (128), in slots that are a full-speed transfer each.
     fn default() -> Self {
-        Self { slots: 128, slot_size: 128 << 10, pool_access: Access::Local, depth: 256, responder_depth: 16 }
+        Self {
+            slots: 128,
+            slot_size: 128 << 10,
+            pool_access: Access::Local,
+            messages: 1,
+            message_size: 64,
+            depth: 256,
+            responder_depth: 16,
+        }
     }
 }
 
@@ -425,8 +438,11 @@ pub trait Link: Send {
     /// What it can hold.
     fn limits(&self) -> LinkLimits;
 
-    /// Its slots. Operations take slots of this pool only.
+    /// Its slots for data. Operations take slots of this pool and of [`Self::messages`] only.
     fn pool(&self) -> &SlotPool;
+
+    /// Its slots for messages, out of the peer's reach.
+    fn messages(&self) -> &SlotPool;
 
     /// The pool as the peer may address it; `None` for [`Access::Local`].
     fn pool_region(&self) -> Option<RegionInfo>;

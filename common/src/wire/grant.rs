@@ -48,8 +48,8 @@ impl Granted {
 /// The ways to an export, best first.
 pub type Paths = BoundedList<Path, MAX_PATHS>;
 
-/// What an export's bytes are reached through; a `u8` (1 direct, 2 null, 3 reserved for staged), then the paths, of
-/// which there is at least one.
+/// What an export's bytes are reached through; a `u8` (1 direct, 2 null, 3 staged), then the paths, of which there is
+/// at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Grant {
     /// Regions of the export itself: consecutive windows that are all equal in length except that the last may be
@@ -63,13 +63,18 @@ pub enum Grant {
         /// The ways to it.
         paths: Paths,
     },
+    /// No regions: every lane gets slots of the server's, see [`super::io`].
+    Staged {
+        /// The ways to it.
+        paths: Paths,
+    },
 }
 
 impl Grant {
     /// The ways to the export.
     pub const fn paths(&self) -> &Paths {
         match self {
-            Self::Direct { paths } | Self::Null { paths } => paths,
+            Self::Direct { paths } | Self::Null { paths } | Self::Staged { paths } => paths,
         }
     }
 
@@ -80,6 +85,7 @@ impl Grant {
         let good = match self {
             Self::Direct { paths } => paths.iter().all(|path| path.covers(size)),
             Self::Null { paths } => paths.iter().all(|path| path.regions.len() == 2),
+            Self::Staged { paths } => paths.iter().all(|path| path.regions.is_empty()),
         };
         if good { Ok(()) } else { Err(DecodeError::BadValue { what: "the regions of a path" }) }
     }
@@ -92,6 +98,7 @@ impl Encode for Grant {
         out.put_u8(match self {
             Self::Direct { .. } => 1,
             Self::Null { .. } => 2,
+            Self::Staged { .. } => 3,
         });
         self.paths().encode(out);
     }
@@ -102,6 +109,7 @@ impl Decode for Grant {
         match u8::decode(input)? {
             1 => Ok(Self::Direct { paths: Paths::decode(input)? }),
             2 => Ok(Self::Null { paths: Paths::decode(input)? }),
+            3 => Ok(Self::Staged { paths: Paths::decode(input)? }),
             _ => Err(DecodeError::BadValue { what: "the kind of a grant" }),
         }
     }

@@ -33,6 +33,7 @@ macro_rules! record {
 pub mod control;
 mod fields;
 pub mod grant;
+pub mod io;
 pub mod version;
 
 use bytes::{BufMut, BytesMut};

@@ -102,6 +102,7 @@ fn golden() -> Vec<(Message, &'static str)> {
         client: "tama".into(),
     };
     let null = granted(1024, Grant::Null { paths: list(vec![path(&[(4096, 1, 512), (8192, 2, 512)])]) });
+    let staged = granted(1024, Grant::Staged { paths: list(vec![path(&[])]) });
     vec![
         (Message::Hello(hello), "0000001a 0001  0001 0002 1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d 0004 74616d61"),
         (
@@ -131,6 +132,11 @@ fn golden() -> Vec<(Message, &'static str)> {
             "0000006b 0006  0000000000001122 00000001 b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0 0000000000000400 00 \
              00000200 00001000 01  02 0001  01 04 0a0a0001 440c 0006 6d6c78345f30 \
              0002  0000000000001000 00000001 0000000000000200  0000000000002000 00000002 0000000000000200",
+        ),
+        (
+            Message::Granted(staged),
+            "00000043 0006  0000000000001122 00000001 b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0b0 0000000000000400 00 \
+             00000200 00001000 01  03 0001  01 04 0a0a0001 440c 0006 6d6c78345f30 0000",
         ),
         (Message::OpenLane(OpenLane { path: 1, fabric: FabricKind::Sim }), "00000002 0007  01 ff"),
         (
@@ -224,11 +230,13 @@ fn a_grant_without_paths_or_with_odd_null_regions_is_refused() {
         let null = Grant::Null { paths: list(vec![path(regions)]) };
         assert_eq!(what_is_wrong(&Message::Granted(granted(512, null))), "the regions of a path");
     }
-    let mut staged = frame(&Message::Granted(direct(512, &[(0, 1, 512)])));
+    let staged = Grant::Staged { paths: list(vec![path(&[(0, 1, 512)])]) };
+    assert_eq!(what_is_wrong(&Message::Granted(granted(512, staged))), "the regions of a path");
+    let mut unknown = frame(&Message::Granted(direct(512, &[(0, 1, 512)])));
     let kind = HEADER_BYTES + 8 + 4 + 16 + 8 + 1 + 8 + 1;
-    staged[kind] = 3;
+    unknown[kind] = 4;
     let source = DecodeError::BadValue { what: "the kind of a grant" };
-    assert_eq!(decode(&staged), Err(PeerFault::BadMessage { message: "Granted", source }));
+    assert_eq!(decode(&unknown), Err(PeerFault::BadMessage { message: "Granted", source }));
 }
 
 #[test]

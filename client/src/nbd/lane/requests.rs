@@ -12,6 +12,7 @@ use super::{ANSWERS, Expect, Lane, LaneEnd, ZERO_SLOTS};
 use crate::inflight::{InFlight, RequestId};
 use crate::nbd::proto::{CommandFlags, NbdError, REQUEST_BYTES};
 use crate::nbd::transmission::{Command, ReplyHeader, Request, parse_request, validate};
+use crate::remote::{Action, NotTaken};
 
 impl<L: Link> Lane<L> {
     /// Takes requests and payload from the socket until it is drained or there is no room.
@@ -84,7 +85,9 @@ impl<L: Link> Lane<L> {
             self.expect = Expect::Payload { id, slot: Some(slot), filled: now, piece };
             return Ok(now > filled && !self.incoming.is_drained());
         }
-        match self.remote.write(slot, piece, id.tag()) {
+        let Some(flight) = self.table.get(id) else { return Ok(true) };
+        let durable = flight.request.flags.contains(CommandFlags::FUA);
+        match self.remote.write(slot, piece, durable, id.tag()) {
             Ok(()) => {
                 self.owe(id);
                 self.next_payload(id);
@@ -170,6 +173,7 @@ impl<L: Link> Lane<L> {
         match request.command {
             Command::Read => self.reading.push_back(id),
             Command::Write => self.next_payload(id),
+            _ if self.remote.takes_commands() => self.commanding.push_back(id),
             Command::Trim | Command::WriteZeroes => self.zeroing.push_back(id),
             // Flush: every answered write is already where a flush would take it. Block status: known at once.
             _ => self.posted(id),
@@ -213,6 +217,35 @@ impl<L: Link> Lane<L> {
             self.zeroing.pop_front();
             self.posted(id);
         }
+        while let Some(&id) = self.commanding.front() {
+            if !self.post_command(id) {
+                break;
+            }
+            self.commanding.pop_front();
+            self.posted(id);
+        }
+    }
+
+    /// Posts what moves no data. Returns whether it is posted or given up.
+    fn post_command(&mut self, id: RequestId) -> bool {
+        let Some(flight) = self.table.get(id) else { return true };
+        let Request { command, flags, offset, length, .. } = flight.request;
+        let durable = flags.contains(CommandFlags::FUA);
+        let action = match command {
+            Command::Flush => Action::Flush,
+            Command::Trim => Action::Trim { durable },
+            Command::WriteZeroes => Action::Zero { no_hole: flags.contains(CommandFlags::NO_HOLE), durable },
+            _ => Action::Extents,
+        };
+        let range = ByteRange::new(offset, length.into()).unwrap_or(ByteRange::EMPTY);
+        match self.remote.command(action, range, id.tag()) {
+            Ok(()) => {
+                self.owe(id);
+                true
+            }
+            Err(NotTaken::Full) => false,
+            Err(NotTaken::Dead) => self.give_up(id),
+        }
     }
 
     /// Posts what is left of a read. Returns whether all of it is posted or given up.
@@ -221,8 +254,9 @@ impl<L: Link> Lane<L> {
             let Some(flight) = self.table.get(id) else { return true };
             let rest = flight.left;
             let Some(piece) = flight.left.next() else { return true };
+            let tag = flight.tag(id, piece);
             let Some(slot) = self.remote.slot() else { return self.put_back(id, rest) };
-            match self.remote.read(slot, piece, id.tag()) {
+            match self.remote.read(slot, piece, tag) {
                 Ok(()) => self.owe(id),
                 Err(Refused::Full(_)) => return self.put_back(id, rest),
                 Err(Refused::Dead(_)) => return self.give_up(id),
@@ -242,7 +276,7 @@ impl<L: Link> Lane<L> {
             let Some(mut slot) = self.remote.slot() else { return self.put_back(id, rest) };
             // As much as any later piece may need: the slot is used again for those.
             slot.fill(0, rest.remaining().min(u64::from(slot.size())) as usize, 0);
-            match self.remote.write(slot, piece, id.tag()) {
+            match self.remote.write(slot, piece, false, id.tag()) {
                 Ok(()) => self.owe(id),
                 Err(Refused::Full(_)) => return self.put_back(id, rest),
                 Err(Refused::Dead(_)) => return self.give_up(id),

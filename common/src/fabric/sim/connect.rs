@@ -12,7 +12,7 @@ use super::end::{End, RegionTable};
 use super::link::{SimLink, new_bell};
 use super::net::{Event, Net};
 use super::{Defect, Device, LinkId, Sim, SimDomain, SimNet, nanos};
-use crate::fabric::buffer::SlotPool;
+use crate::fabric::pools::Pools;
 use crate::fabric::{
     Access, ConnectError, FabricKind, Incoming, LinkConfig, LinkDown, LinkLimits, Listener, RegionInfo,
     RejectReason, SetupError,
@@ -51,7 +51,7 @@ struct Side {
     host: IpAddr,
     config: LinkConfig,
     device: Device,
-    pool: SlotPool,
+    pools: Pools,
     bell: Arc<OwnedFd>,
     table: RegionTable,
     region: Option<RegionInfo>,
@@ -59,15 +59,15 @@ struct Side {
 
 impl Side {
     fn new(net: &SimNet, host: IpAddr, device: Device, config: &LinkConfig) -> Result<Self, SetupError> {
-        let pool = SlotPool::new(config.slots, config.slot_size)
-            .map_err(|source| SetupError::Resource { what: "a pool of slots", source })?;
+        let pools = Pools::new(config)
+            .map_err(|source| SetupError::Resource { what: "the slots of a lane", source })?;
         let table = RegionTable::default();
         let regions = match config.pool_access {
             Access::Local => Vec::new(),
-            access => net.lock().register(&table, pool.memory(), access),
+            access => net.lock().register(&table, pools.data.memory(), access),
         };
         let region = regions.first().copied();
-        Ok(Self { host, config: *config, device, pool, bell: new_bell()?, table, region })
+        Ok(Self { host, config: *config, device, pools, bell: new_bell()?, table, region })
     }
 
     /// Reads that this side answers at once.
@@ -90,7 +90,7 @@ impl Side {
     }
 
     fn link(self, net: &SimNet, id: LinkId, limits: LinkLimits) -> SimLink {
-        SimLink::new(net.clone(), id, limits, self.pool, self.region, self.bell)
+        SimLink::new(net.clone(), id, limits, self.pools, self.region, self.bell)
     }
 }
 

@@ -7,6 +7,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::{Defect, LinkId, SimNet};
 use crate::fabric::buffer::{Slot, SlotPool};
+use crate::fabric::pools::Pools;
 use crate::fabric::{
     Completion, FabricKind, Link, LinkDown, LinkLimits, Op, Refused, RegionInfo, RemoteRange, SetupError,
 };
@@ -17,7 +18,7 @@ pub struct SimLink {
     net: SimNet,
     id: LinkId,
     limits: LinkLimits,
-    pool: SlotPool,
+    pools: Pools,
     region: Option<RegionInfo>,
     bell: Arc<OwnedFd>,
     down: OnceLock<LinkDown>,
@@ -35,11 +36,11 @@ impl SimLink {
         net: SimNet,
         id: LinkId,
         limits: LinkLimits,
-        pool: SlotPool,
+        pools: Pools,
         region: Option<RegionInfo>,
         bell: Arc<OwnedFd>,
     ) -> Self {
-        Self { net, id, limits, pool, region, bell, down: OnceLock::new() }
+        Self { net, id, limits, pools, region, bell, down: OnceLock::new() }
     }
 
     /// Its name, for the faults of [`SimNet`].
@@ -48,7 +49,7 @@ impl SimLink {
     }
 
     fn post(&mut self, op: Op, slot: Slot, tag: u64, range: RemoteRange, length: u32) -> Result<(), Refused> {
-        assert!(self.pool.owns(&slot), "a link uses the slots of its own pool");
+        assert!(self.pools.own(&slot), "a link uses the slots of its own pools");
         assert!(length <= slot.size(), "{length} bytes for a slot of {}", slot.size());
         let mut net = self.net.lock();
         let (zombie, endless) = (net.has(Defect::TakesWhenDead), net.has(Defect::ForgetsDepth));
@@ -79,7 +80,11 @@ impl Link for SimLink {
     }
 
     fn pool(&self) -> &SlotPool {
-        &self.pool
+        &self.pools.data
+    }
+
+    fn messages(&self) -> &SlotPool {
+        &self.pools.messages
     }
 
     fn pool_region(&self) -> Option<RegionInfo> {

@@ -28,6 +28,7 @@ use super::poller::Poller;
 use super::regions::Regions;
 use super::responder::{Posted, Responder};
 use crate::fabric::buffer::{Slot, SlotPool, receive};
+use crate::fabric::pools::Pools;
 use crate::fabric::{
     Access, Completion, FabricKind, Link, LinkConfig, LinkDown, LinkLimits, Op, OpError, Refused, RegionInfo,
     RemoteRange, SetupError,
@@ -81,7 +82,7 @@ pub struct TcpLink {
     outbox: Outbox,
     initiator: Initiator,
     responder: Responder,
-    pool: SlotPool,
+    pools: Pools,
     pool_region: Option<RegionInfo>,
     limits: LinkLimits,
     finished: VecDeque<Completion>,
@@ -100,7 +101,7 @@ impl TcpLink {
     /// A link over `socket`, on which request and reply were exchanged. `reads` may be outstanding each way.
     pub(super) fn over(
         socket: OwnedFd,
-        pool: SlotPool,
+        pools: Pools,
         config: &LinkConfig,
         reads: u8,
         mut regions: Regions,
@@ -108,13 +109,13 @@ impl TcpLink {
         let resource = |what| move |source| SetupError::Resource { what, source };
         let pool_region = match config.pool_access {
             Access::Local => None,
-            access => {
-                Some(regions.lend(pool.memory(), access).map_err(resource("the key of a lane's slots"))?)
-            }
+            access => Some(
+                regions.lend(pools.data.memory(), access).map_err(resource("the key of a lane's slots"))?,
+            ),
         };
         let limits = LinkLimits { depth: config.depth.max(1), reads: u32::from(reads) };
         // Every operation holds a slot, so there are never more of them.
-        let capacity = limits.depth.min(pool.slots()) as usize;
+        let capacity = limits.depth.min(pools.slots()) as usize;
         let poller = Poller::new(socket.as_fd()).map_err(resource("the wait point of a lane"))?;
         Ok(Self {
             socket,
@@ -123,8 +124,8 @@ impl TcpLink {
             outbox: Outbox::new(),
             initiator: Initiator::new(capacity, reads),
             responder: Responder::new(capacity, reads, regions),
-            finished: VecDeque::with_capacity(pool.slots().min(limits.depth.saturating_mul(2)) as usize),
-            pool,
+            finished: VecDeque::with_capacity(pools.slots().min(limits.depth.saturating_mul(2)) as usize),
+            pools,
             pool_region,
             limits,
             in_flight: 0,
@@ -137,7 +138,7 @@ impl TcpLink {
     }
 
     fn post(&mut self, op: Op, slot: Slot, remote: RemoteRange, tag: u64) -> Result<(), Refused> {
-        debug_assert!(self.pool.owns(&slot), "a slot of another link's pool");
+        debug_assert!(self.pools.own(&slot), "a slot of another link's pool");
         assert!(remote.length <= slot.size(), "{} bytes of a slot of {}", remote.length, slot.size());
         if self.down.is_some() {
             return Err(Refused::Dead(slot));
@@ -387,7 +388,11 @@ impl Link for TcpLink {
     }
 
     fn pool(&self) -> &SlotPool {
-        &self.pool
+        &self.pools.data
+    }
+
+    fn messages(&self) -> &SlotPool {
+        &self.pools.messages
     }
 
     fn pool_region(&self) -> Option<RegionInfo> {
@@ -407,7 +412,7 @@ impl Link for TcpLink {
     }
 
     fn recv(&mut self, slot: Slot, tag: u64) -> Result<(), Refused> {
-        debug_assert!(self.pool.owns(&slot), "a slot of another link's pool");
+        debug_assert!(self.pools.own(&slot), "a slot of another link's pool");
         if self.down.is_some() {
             return Err(Refused::Dead(slot));
         }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::regions::Regions;
-use super::{Tcp, TcpDomain, TcpLink, pool_of, prepare};
+use super::{Tcp, TcpDomain, TcpLink, pools_of, prepare};
 use crate::fabric::handshake::{HandshakeError, LaneReject, LaneReply, LaneRequest};
 use crate::fabric::{ConnectError, FabricKind, LinkConfig, Listener, RejectReason};
 use crate::units::LaneToken;
@@ -52,8 +52,8 @@ impl crate::fabric::Incoming for Incoming {
     }
 
     fn accept(self, domain: &TcpDomain, config: &LinkConfig) -> Result<TcpLink, ConnectError> {
-        let pool = match pool_of(config) {
-            Ok(pool) => pool,
+        let pools = match pools_of(config) {
+            Ok(pools) => pools,
             Err(error) => {
                 self.reject(RejectReason::NoResources);
                 return Err(error.into());
@@ -61,7 +61,7 @@ impl crate::fabric::Incoming for Incoming {
         };
         let reads = config.responder_depth.clamp(1, self.request.responder_depth.max(1));
         self.answer(&LaneReply { responder_depth: reads }.encode())?;
-        Ok(TcpLink::over(self.stream.into(), pool, config, reads, Regions::of(domain))?)
+        Ok(TcpLink::over(self.stream.into(), pools, config, reads, Regions::of(domain))?)
     }
 
     fn reject(self, reason: RejectReason) {

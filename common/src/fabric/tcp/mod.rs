@@ -56,8 +56,8 @@ pub use self::listen::{Incoming, TcpListener};
 pub use self::regions::TcpDomain;
 
 use self::regions::Regions;
-use super::buffer::SlotPool;
 use super::handshake::{HandshakeError, LaneReject, LaneReply, LaneRequest};
+use super::pools::Pools;
 use super::{ConnectError, Fabric, FabricKind, LinkConfig, RejectReason, SetupError};
 use crate::units::LaneToken;
 
@@ -88,13 +88,13 @@ impl Fabric for Tcp {
         config: &LinkConfig,
         patience: Duration,
     ) -> Result<TcpLink, ConnectError> {
-        let pool = pool_of(config)?;
+        let pools = pools_of(config)?;
         let request = LaneRequest { token: *token, responder_depth: config.responder_depth.max(1) };
         let (stream, reply) = introduce(address, &request, patience)
             .map_err(|error| error.into_connect_error(address, patience))?;
         // A peer that promises more than we asked for is held to what we asked for.
         let reads = reply.responder_depth.min(request.responder_depth);
-        Ok(TcpLink::over(stream.into(), pool, config, reads, Regions::of_nobody())?)
+        Ok(TcpLink::over(stream.into(), pools, config, reads, Regions::of_nobody())?)
     }
 }
 
@@ -193,7 +193,6 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-fn pool_of(config: &LinkConfig) -> Result<SlotPool, SetupError> {
-    SlotPool::new(config.slots, config.slot_size)
-        .map_err(|source| SetupError::Resource { what: "the slots of a lane", source })
+fn pools_of(config: &LinkConfig) -> Result<Pools, SetupError> {
+    Pools::new(config).map_err(|source| SetupError::Resource { what: "the slots of a lane", source })
 }

@@ -43,8 +43,8 @@ impl End {
         let memory = Arc::new(Memory::anonymous(SIZE).unwrap());
         let mut domain = TcpDomain::default();
         let region = domain.register(&memory, access).unwrap()[0];
-        let pool = pool_of(config).unwrap();
-        let link = TcpLink::over(socket.into(), pool, config, reads, Regions::of(&domain)).unwrap();
+        let pools = pools_of(config).unwrap();
+        let link = TcpLink::over(socket.into(), pools, config, reads, Regions::of(&domain)).unwrap();
         Self { link, memory, region, done: Vec::with_capacity(64) }
     }
 

@@ -20,13 +20,11 @@ use super::Verbs;
 use super::cm::{ConnParam, Event, EventChannel, EventKind, Id};
 use super::device::{self, Limits};
 use super::link::{Parts, VerbsLink};
-use super::memory::{Keeper, Mr, Pd, VerbsDomain};
+use super::memory::{Keeper, LaneMemory, Pd, VerbsDomain};
 use super::queues::Queues;
-use crate::fabric::buffer::SlotPool;
 use crate::fabric::handshake::{LaneReject, LaneReply, LaneRequest};
-use crate::fabric::{
-    Access, ConnectError, FabricKind, Incoming, LinkConfig, Listener, RejectReason, SetupError,
-};
+use crate::fabric::pools::Pools;
+use crate::fabric::{ConnectError, FabricKind, Incoming, LinkConfig, Listener, RejectReason, SetupError};
 use crate::units::LaneToken;
 
 /// How long a server waits for the last step of a connect.
@@ -53,7 +51,7 @@ pub(super) fn connect(
 
     let limits = limits_of(&id)?;
     let pd = Pd::new(Keeper::Id(id.clone()))?;
-    let (queues, pool, region) = build(&id, &pd, config, limits)?;
+    let (queues, memory) = build(&id, &pd, config, limits)?;
     let responder_depth = config.responder_depth.min(limits.responder_reads).max(1);
     let request = LaneRequest { token: *token, responder_depth };
     id.connect(ConnParam {
@@ -66,8 +64,7 @@ pub(super) fn connect(
     let reply = LaneReply::decode(established.private_data())
         .map_err(|_| attempt.refused(RejectReason::BadVersion))?;
     let reads = window(limits.initiator_reads, reply.responder_depth, established.initiator_depth);
-    let remote_access = config.pool_access != Access::Local;
-    Ok(VerbsLink::new(Parts { queues, pool, region, remote_access, reads })?)
+    Ok(VerbsLink::new(Parts { queues, memory, reads })?)
 }
 
 /// Reads that may be outstanding: what we can issue, what the peer said it answers, and what the CM negotiated
@@ -87,28 +84,28 @@ fn build(
     pd: &Arc<Pd>,
     config: &LinkConfig,
     limits: Limits,
-) -> Result<(Queues, SlotPool, Mr), SetupError> {
-    let (pool, region) = registered_pool(id, pd, config)?;
-    let queues = Queues::new(id, pd, &LinkConfig { slots: pool.slots(), ..*config }, limits)?;
-    Ok((queues, pool, region))
+) -> Result<(Queues, LaneMemory), SetupError> {
+    let memory = lane_memory(id, pd, config)?;
+    let queues = Queues::new(id, pd, &LinkConfig { slots: memory.pools.data.slots(), ..*config }, limits)?;
+    Ok((queues, memory))
 }
 
-/// The pool, or a smaller one where not as much memory may be locked: a shallow lane over RDMA beats none.
-fn registered_pool(id: &Id, pd: &Arc<Pd>, config: &LinkConfig) -> Result<(SlotPool, Mr), SetupError> {
+/// The pools, or smaller ones where not as much memory may be locked: a shallow lane over RDMA beats none.
+fn lane_memory(id: &Id, pd: &Arc<Pd>, config: &LinkConfig) -> Result<LaneMemory, SetupError> {
     let mut slots = config.slots.max(1);
     loop {
-        let pool = SlotPool::new(slots, config.slot_size)
-            .map_err(|source| SetupError::Resource { what: "a slot pool", source })?;
-        let bytes = pool.memory().len() as u64;
-        match Mr::new(pd, pool.memory(), 0, bytes, config.pool_access) {
-            Ok(region) => {
+        let pools = Pools::new(&LinkConfig { slots, ..*config })
+            .map_err(|source| SetupError::Resource { what: "the slots of a lane", source })?;
+        let bytes = pools.data.memory().len() as u64;
+        match LaneMemory::register(pd, pools, config.pool_access) {
+            Ok(memory) => {
                 if slots < config.slots {
                     tracing::warn!(
                         "a lane has {slots} slots instead of {}, {bytes} bytes: more memory may not be locked (ulimit -l)",
                         config.slots
                     );
                 }
-                return Ok((pool, region));
+                return Ok(memory);
             }
             Err(error) if error.raw_os_error() == Some(libc::ENOMEM) && slots / 2 >= SMALLEST_POOL => {
                 slots /= 2
@@ -295,7 +292,7 @@ fn admit(
     };
     let id = Arc::new(id);
     let limits = limits_of(&id).map_err(|error| (None, error.into()))?;
-    let (queues, pool, region) = match build(&id, domain.pd(), config, limits) {
+    let (queues, memory) = match build(&id, domain.pd(), config, limits) {
         Ok(built) => built,
         Err(error) => return Err((Arc::into_inner(id), error.into())),
     };
@@ -309,9 +306,7 @@ fn admit(
     };
     id.accept(param).map_err(|error| (None, lost(&error.to_string())))?;
     let reads = window(limits.initiator_reads, request.responder_depth, 0);
-    let remote_access = config.pool_access != Access::Local;
-    let link =
-        VerbsLink::new(Parts { queues, pool, region, remote_access, reads }).map_err(|e| (None, e.into()))?;
+    let link = VerbsLink::new(Parts { queues, memory, reads }).map_err(|e| (None, e.into()))?;
     match channel.next_before(Instant::now() + ESTABLISH) {
         Ok(Some(event)) if event.kind == EventKind::Established => Ok(link),
         Ok(Some(_)) => Err((None, lost("the peer gave up while connecting"))),

@@ -17,7 +17,7 @@ use ibverbs_sys::ibv_wr_opcode as opcode;
 use rustix::event::epoll;
 
 use super::cm::{EventKind, wait_readable};
-use super::memory::Mr;
+use super::memory::LaneMemory;
 use super::queues::{Chain, Queues, WorkRequest};
 use crate::fabric::buffer::{Slot, SlotPool};
 use crate::fabric::{
@@ -67,24 +67,20 @@ pub struct VerbsLink {
     /// A completion that `arm` came across.
     stash: Option<ffi::ibv_wc>,
     wait: OwnedFd,
-    region: Mr,
-    remote_access: bool,
-    pool: SlotPool,
+    memory: LaneMemory,
 }
 
 /// What a link is made of.
 pub(super) struct Parts {
     pub(super) queues: Queues,
-    pub(super) pool: SlotPool,
-    pub(super) region: Mr,
-    pub(super) remote_access: bool,
+    pub(super) memory: LaneMemory,
     /// Reads that may be on the wire at once.
     pub(super) reads: u8,
 }
 
 impl VerbsLink {
     pub(super) fn new(parts: Parts) -> Result<Self, SetupError> {
-        let Parts { queues, pool, region, remote_access, reads } = parts;
+        let Parts { queues, memory, reads } = parts;
         let wait = wait_point(&queues)
             .map_err(|error| SetupError::Resource { what: "a wait point", source: error.into() })?;
         let depth = queues.depth();
@@ -106,16 +102,14 @@ impl VerbsLink {
             stash: None,
             wait,
             queues,
-            region,
-            remote_access,
-            pool,
+            memory,
         })
     }
 
     /// Takes a one-sided or send operation, or says why not.
     fn take(&mut self, slot: Slot, op: Op, length: u32, remote: (u64, u32), tag: u64) -> Result<(), Refused> {
         assert!(length <= slot.size(), "{length} bytes of a slot of {}", slot.size());
-        debug_assert!(self.pool.owns(&slot), "a slot of another link's pool");
+        debug_assert!(self.memory.pools.own(&slot), "a slot of another link's pool");
         if self.down.is_some() {
             return Err(Refused::Dead(slot));
         }
@@ -144,7 +138,7 @@ impl VerbsLink {
             },
             address: slot.address(),
             length,
-            local_key: self.region.local_key(),
+            local_key: self.memory.local_key(&slot),
             remote,
         };
         self.flights[index as usize] = Some(Flight { slot, tag, op, length, posted: false });
@@ -305,11 +299,15 @@ impl Link for VerbsLink {
     }
 
     fn pool(&self) -> &SlotPool {
-        &self.pool
+        &self.memory.pools.data
+    }
+
+    fn messages(&self) -> &SlotPool {
+        &self.memory.pools.messages
     }
 
     fn pool_region(&self) -> Option<RegionInfo> {
-        self.remote_access.then(|| self.region.info())
+        self.memory.remote()
     }
 
     fn read(&mut self, slot: Slot, from: RemoteRange, tag: u64) -> Result<(), Refused> {
@@ -325,7 +323,7 @@ impl Link for VerbsLink {
     }
 
     fn recv(&mut self, slot: Slot, tag: u64) -> Result<(), Refused> {
-        debug_assert!(self.pool.owns(&slot), "a slot of another link's pool");
+        debug_assert!(self.memory.pools.own(&slot), "a slot of another link's pool");
         if self.down.is_some() {
             return Err(Refused::Dead(slot));
         }

@@ -9,7 +9,8 @@ use ibverbs_sys as ffi;
 
 use super::cm::Id;
 use super::device::{Device, Limits};
-use crate::fabric::buffer::{HUGE_PAGE, Memory};
+use crate::fabric::buffer::{HUGE_PAGE, Memory, Slot, SlotPool};
+use crate::fabric::pools::Pools;
 use crate::fabric::{Access, Domain, RegionInfo, SetupError};
 
 /// Registering in pieces gives up below this many bytes a piece: the limit is another one then.
@@ -121,6 +122,42 @@ impl Drop for Mr {
         // SAFETY: the queue pairs that used it are gone or in error: links drop theirs first, and a server drops a
         // domain after its lanes.
         unsafe { ffi::ibv_dereg_mr(self.raw.as_ptr()) };
+    }
+}
+
+/// A lane's pools with their registrations.
+pub(super) struct LaneMemory {
+    // Deregistered before the pools are freed.
+    data: Mr,
+    messages: Mr,
+    remote_access: bool,
+    pub(super) pools: Pools,
+}
+
+impl LaneMemory {
+    /// Registers `pools`: the data for `access`, the messages for this side alone.
+    ///
+    /// # Errors
+    /// The device's; `ENOMEM` where more memory may not be locked.
+    pub(super) fn register(pd: &Arc<Pd>, pools: Pools, access: Access) -> io::Result<Self> {
+        let whole =
+            |pool: &SlotPool, access| Mr::new(pd, pool.memory(), 0, pool.memory().len() as u64, access);
+        Ok(Self {
+            data: whole(&pools.data, access)?,
+            messages: whole(&pools.messages, Access::Local)?,
+            remote_access: access != Access::Local,
+            pools,
+        })
+    }
+
+    /// The key by which the card reaches `slot`.
+    pub(super) fn local_key(&self, slot: &Slot) -> u32 {
+        if self.pools.messages.owns(slot) { self.messages.local_key() } else { self.data.local_key() }
+    }
+
+    /// The data as the peer may address it.
+    pub(super) fn remote(&self) -> Option<RegionInfo> {
+        self.remote_access.then(|| self.data.info())
     }
 }
 

@@ -52,7 +52,7 @@ impl Queues {
         config: &LinkConfig,
         limits: Limits,
     ) -> Result<Self, SetupError> {
-        let recv_depth = config.slots.clamp(1, limits.queue_depth.max(1));
+        let recv_depth = config.slots.max(config.messages).clamp(1, limits.queue_depth.max(1));
         let depth = config.depth.clamp(1, limits.queue_depth.max(1));
         let channel = CompletionChannel::new(pd)?;
         let entries = (depth + recv_depth).min(limits.completions.max(2));

@@ -5,11 +5,11 @@
 use std::time::{Duration, Instant};
 
 use kaeru_client::nbd::lane::Spin;
-use kaeru_client::remote::Remote;
+use kaeru_client::remote::{self, Answer, Remote};
 use kaeru_client::session::AnyRemote;
 use kaeru_client::with_remote;
+use kaeru_common::fabric::Link;
 use kaeru_common::fabric::buffer::Slot;
-use kaeru_common::fabric::{Completion, Link};
 use kaeru_common::units::ByteRange;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -20,7 +20,7 @@ use crate::bench::workload::{BLOCK, Op, pattern};
 struct Lane<L> {
     remote: Remote<L>,
     spin: Spin,
-    done: Vec<Completion>,
+    done: Vec<Answer>,
     /// The one slot, while it is not in the link.
     slot: Option<Slot>,
 }
@@ -44,25 +44,29 @@ impl<L: Link> Lane<L> {
         let slot = self.slot.take().ok_or_else(|| Failure::Fatal("the lane has no slot".into()))?;
         let posted = match op {
             Op::Read => self.remote.read(slot, piece, 0),
-            Op::Write => self.remote.write(slot, piece, 0),
+            Op::Write => self.remote.write(slot, piece, false, 0),
         };
         if let Err(refused) = posted {
             self.slot = Some(refused.into_slot());
             return Err(self.dead("the lane took no operation"));
         }
         self.remote.submit();
-        let completion = self.wait()?;
-        self.slot = Some(completion.slot);
-        completion.result.map(drop).map_err(|error| self.dead(&error.to_string()))
+        let answer = self.wait()?;
+        self.slot = answer.slot;
+        match answer.result {
+            Ok(_) => Ok(()),
+            Err(remote::Failure::Store(status)) => Err(Failure::Failed(status.to_string())),
+            Err(remote::Failure::Link(error)) => Err(self.dead(&error.to_string())),
+        }
     }
 
     /// Spins for the budget, then sleeps, until the operation is complete.
-    fn wait(&mut self) -> Result<Completion, Failure> {
+    fn wait(&mut self) -> Result<Answer, Failure> {
         let start = Instant::now();
         loop {
             while !self.is_spun(start) {
-                if let Some(completion) = self.poll() {
-                    return Ok(completion);
+                if let Some(answer) = self.poll() {
+                    return Ok(answer);
                 }
                 std::hint::spin_loop();
             }
@@ -73,8 +77,8 @@ impl<L: Link> Lane<L> {
             if self.spin != Spin::Always && !self.remote.arm() {
                 self.sleep(left)?;
             }
-            if let Some(completion) = self.poll() {
-                return Ok(completion);
+            if let Some(answer) = self.poll() {
+                return Ok(answer);
             }
         }
     }
@@ -86,7 +90,7 @@ impl<L: Link> Lane<L> {
         }
     }
 
-    fn poll(&mut self) -> Option<Completion> {
+    fn poll(&mut self) -> Option<Answer> {
         self.remote.poll(&mut self.done);
         self.done.pop()
     }
@@ -100,7 +104,7 @@ impl<L: Link> Lane<L> {
         }
     }
 
-    /// Every failure of an operation ends its link.
+    /// Every failure of an operation but the store's ends its link.
     fn dead(&self, what: &str) -> Failure {
         Failure::Fatal(match self.remote.down() {
             Some(down) => format!("the lane is dead: {down}"),
