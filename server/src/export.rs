@@ -14,7 +14,7 @@ use kaeru_common::wire::control::{BlockSizes, ExportInfo, ExportKind, Name, Refu
 use crate::config::ExportConfig;
 use crate::gate::Gate;
 use crate::lane::Lanes;
-use crate::store::Store;
+use crate::store::{Store, Target};
 
 /// Bytes that a transfer should have to be fast, as told to programs.
 const PREFERRED_BLOCK: u32 = 4096;
@@ -70,8 +70,8 @@ impl Export {
         getrandom::fill(&mut boot_id).map_err(|error| std::io::Error::other(error.to_string()))?;
         Ok(Self {
             name: config.name.clone(),
+            read_only: config.read_only || store.read_only(),
             store: Arc::new(store),
-            read_only: config.read_only,
             shared: config.shared,
             boot_id: BootId(boot_id),
             tcp: None,
@@ -81,9 +81,10 @@ impl Export {
         })
     }
 
-    /// Its block sizes: any byte may be asked for.
+    /// Its block sizes. Any byte of memory may be asked for, and of a file or disk too, but programs are told its block.
     pub fn blocks(&self) -> BlockSizes {
-        BlockSizes { least: 1, preferred: PREFERRED_BLOCK }
+        let least = self.store.block();
+        BlockSizes { least, preferred: PREFERRED_BLOCK.max(least) }
     }
 
     /// What a list calls its store.
@@ -91,6 +92,10 @@ impl Export {
         match *self.store {
             Store::Ram(_) => ExportKind::Ram,
             Store::Null(_) => ExportKind::Null,
+            Store::Staged(ref staged) => match staged.target() {
+                Target::File => ExportKind::File,
+                Target::Disk => ExportKind::Disk,
+            },
         }
     }
 
@@ -102,7 +107,7 @@ impl Export {
             size: self.store.size(),
             read_only: self.read_only,
             blocks: self.blocks(),
-            volatile: true,
+            volatile: self.store.volatile(),
             description: Name::clipped(&self.store.description()),
             writer: self.lease().as_ref().map(|lease| lease.client.clone()),
         }

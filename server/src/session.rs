@@ -195,10 +195,13 @@ impl Session {
             size: export.store.size(),
             read_only: !write,
             blocks: export.blocks(),
-            volatile: true,
+            volatile: export.store.volatile(),
             grant: match *export.store {
                 Store::Ram(_) => Grant::Direct { paths },
                 Store::Null(_) => Grant::Null { paths },
+                Store::Staged(_) => {
+                    return Err(Refusal::new(Status::NotSupported, "files and disks cannot be attached yet"));
+                }
             },
         };
         let mode = if write { "read and write" } else { "read" };

@@ -1,0 +1,592 @@
+//! Opens the file or disk of an export: what must be true of it, who else may use it, and how it can be reached.
+
+use std::fmt;
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kaeru_common::units::Size;
+use rustix::fs::{
+    AtFlags, FallocateFlags, FlockOperation, OFlags, SeekFrom, StatxFlags, fallocate, fcntl_getfl,
+    fcntl_setfl, flock, fstatfs, ioctl_blksszget, seek, statx,
+};
+use rustix::io::{Errno, pread};
+
+use super::backing::Backing;
+use super::fault::{Faults, Rule};
+use super::in_use::{Holder, System};
+use super::range_lock::RangeLock;
+use super::staged::{Kind, Staged};
+use super::uring;
+
+/// What a staged export is told.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StagedOptions {
+    /// Whether a file or a disk is wanted.
+    pub target: Target,
+    /// Where it is.
+    pub path: PathBuf,
+    /// Whether nobody shall write to it.
+    pub read_only: bool,
+    /// Bytes of a logical block: a power of two from 512 to 65,536.
+    pub block: Option<u32>,
+    /// Creates a file of this size if there is none.
+    pub create: Option<u64>,
+    /// Takes all the room of a created file at once.
+    pub reserve: bool,
+    /// Whether the page cache is used.
+    pub direct: Direct,
+    /// Who does the work.
+    pub engine: EngineChoice,
+    /// Whether it is used although somebody else does.
+    pub force: bool,
+    /// Faults to make on purpose.
+    pub faults: Vec<Rule>,
+}
+
+impl StagedOptions {
+    /// `path` as it is.
+    pub fn new(target: Target, path: impl Into<PathBuf>) -> Self {
+        Self {
+            target,
+            path: path.into(),
+            read_only: false,
+            block: None,
+            create: None,
+            reserve: false,
+            direct: Direct::Auto,
+            engine: EngineChoice::Auto,
+            force: false,
+            faults: Vec::new(),
+        }
+    }
+}
+
+/// What keeps the bytes of a staged export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A regular file.
+    File,
+    /// A block device.
+    Disk,
+}
+
+/// Whether reads and writes go around the page cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Direct {
+    /// Where the file system can.
+    #[default]
+    Auto,
+    /// Around it or not at all.
+    On,
+    /// Through it.
+    Off,
+}
+
+/// Who carries out what the lanes ask for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EngineChoice {
+    /// io_uring where the kernel allows it.
+    #[default]
+    Auto,
+    /// io_uring or nothing.
+    Uring,
+    /// Plain system calls.
+    File,
+}
+
+/// The logical block unless told otherwise.
+const BLOCK: u32 = 512;
+
+/// The largest logical block.
+const MOST_BLOCK: u32 = 65_536;
+
+/// File systems that keep files in memory: direct I/O means nothing there (`linux/magic.h`).
+const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+
+/// Why a file or disk cannot be exported.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Nothing is there.
+    #[error("{} does not exist; name one that does{cure}", path.display())]
+    Missing {
+        /// The path.
+        path: PathBuf,
+        /// What else can be done.
+        cure: &'static str,
+    },
+    /// Something else is there.
+    #[error("{} is {found}, not {wanted}", path.display())]
+    Wrong {
+        /// The path.
+        path: PathBuf,
+        /// What is there.
+        found: &'static str,
+        /// What should be, and what to do.
+        wanted: &'static str,
+    },
+    /// It cannot be opened.
+    #[error("cannot open {}: {source}{cure}", path.display())]
+    Open {
+        /// The path.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+        /// What to do.
+        cure: &'static str,
+    },
+    /// It cannot be created.
+    #[error("cannot create {} with {size}: {source}{cure}", path.display())]
+    Create {
+        /// The path.
+        path: PathBuf,
+        /// How large.
+        size: Size,
+        /// The system's error.
+        source: io::Error,
+        /// What to do.
+        cure: &'static str,
+    },
+    /// It is there, with another size.
+    #[error("{} exists and has {found}, but create says {wanted}: leave create out to use it as it is", path.display())]
+    OtherSize {
+        /// The path.
+        path: PathBuf,
+        /// Its size.
+        found: Size,
+        /// What was asked for.
+        wanted: Size,
+    },
+    /// Somebody uses it.
+    #[error("{} is in use: {holder}. Free it first; --force exports it all the same, which can destroy its content", path.display())]
+    InUse {
+        /// The path.
+        path: PathBuf,
+        /// Who.
+        holder: String,
+    },
+    /// Less than a block.
+    #[error("{} has {size}, which is less than one block of {block} bytes: there is nothing to export", path.display())]
+    TooSmall {
+        /// The path.
+        path: PathBuf,
+        /// Its size.
+        size: Size,
+        /// Bytes of a block.
+        block: u32,
+    },
+    /// No such block.
+    #[error("{} cannot have blocks of {block} bytes: {reason}", path.display())]
+    Block {
+        /// The path.
+        path: PathBuf,
+        /// What was asked for.
+        block: u32,
+        /// Why not.
+        reason: String,
+    },
+    /// No direct I/O.
+    #[error("{} cannot be reached around the page cache: {reason}; use direct=auto", path.display())]
+    Direct {
+        /// The path.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// No io_uring.
+    #[error("{} cannot be reached by io_uring: {reason}; use engine=auto", path.display())]
+    Uring {
+        /// The path.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+}
+
+impl Target {
+    fn wanted(self) -> &'static str {
+        match self {
+            Self::File => "a regular file; --disk exports a block device, --file a file",
+            Self::Disk => "a block device; --file exports a file, --disk a block device",
+        }
+    }
+}
+
+/// See [`Staged::open`].
+pub(super) fn open(name: &str, options: &StagedOptions) -> Result<Staged, OpenError> {
+    Opening { name, options, path: &options.path, system: System::default() }.run()
+}
+
+struct Opening<'a> {
+    name: &'a str,
+    options: &'a StagedOptions,
+    path: &'a Path,
+    system: System,
+}
+
+impl Opening<'_> {
+    fn run(self) -> Result<Staged, OpenError> {
+        let created = self.create()?;
+        let opened = self.finish();
+        if opened.is_err() && created {
+            // It was empty a moment ago, and a leftover would be in the way of the next try.
+            let _ = fs::remove_file(self.path);
+        }
+        opened
+    }
+
+    fn finish(&self) -> Result<Staged, OpenError> {
+        self.look()?;
+        let (file, read_only) = self.open_file()?;
+        let metadata = file.metadata().map_err(|source| self.cannot_open(source))?;
+        self.check_kind(&metadata)?;
+        if !self.options.force {
+            self.claim(&file, &metadata, read_only)?;
+        }
+        let file = OwnedFd::from(file);
+        let sector = self.sector(&file)?;
+        let block = self.block(sector)?;
+        let size = self.size(&file, block)?;
+        let engine = self.engine(&file)?;
+        let align = self.align(&file, size, engine)?;
+        let faults = (!self.options.faults.is_empty())
+            .then(|| Arc::new(Faults::new(self.name, self.options.faults.clone())));
+        let backing = Backing {
+            file,
+            target: self.options.target,
+            path: self.path.to_owned(),
+            size,
+            block,
+            align,
+            sector,
+            read_only,
+            lock: RangeLock::default(),
+            faults,
+            learned: super::backing::Learned::default(),
+        };
+        Ok(Staged { backing: Arc::new(backing), engine })
+    }
+
+    /// Creates the file, if that is wanted and there is none; whether it did.
+    fn create(&self) -> Result<bool, OpenError> {
+        let Some(size) = self.options.create else { return Ok(false) };
+        let failed = |source: io::Error| {
+            let cure = match source.raw_os_error() {
+                Some(libc::ENOSPC) => {
+                    "; the file system has not so much room: choose a smaller size or leave reserve out"
+                }
+                Some(libc::EFBIG) => "; the file system has no files as large as that",
+                Some(libc::ENOENT) => "; create its folder first",
+                Some(libc::EOPNOTSUPP) => "; this file system cannot reserve room: leave reserve out",
+                _ => "",
+            };
+            OpenError::Create { path: self.path.to_owned(), size: Size(size), source, cure }
+        };
+        let file = match File::options().read(true).write(true).create_new(true).mode(0o600).open(self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                return self.check_created(size).map(|()| false);
+            }
+            Err(error) => return Err(failed(error)),
+        };
+        let sized = file.set_len(size).and_then(|()| match self.options.reserve {
+            true => Ok(fallocate(&file, FallocateFlags::empty(), 0, size)?),
+            false => Ok(()),
+        });
+        if let Err(error) = sized {
+            let _ = fs::remove_file(self.path);
+            return Err(failed(error));
+        }
+        tracing::info!("created {} with {}", self.path.display(), Size(size));
+        Ok(true)
+    }
+
+    /// A file that was created in an earlier life must have the size that is asked for now.
+    fn check_created(&self, wanted: u64) -> Result<(), OpenError> {
+        let found = fs::metadata(self.path).map_err(|source| self.cannot_open(source))?.len();
+        if found == wanted || self.options.target == Target::Disk {
+            return Ok(());
+        }
+        Err(OpenError::OtherSize { path: self.path.to_owned(), found: Size(found), wanted: Size(wanted) })
+    }
+
+    /// Looks before opening: to open a pipe or a tape does something.
+    fn look(&self) -> Result<(), OpenError> {
+        match fs::metadata(self.path) {
+            Ok(metadata) => self.check_kind(&metadata),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(OpenError::Missing {
+                path: self.path.to_owned(),
+                cure: match self.options.target {
+                    Target::File => ", or let it be created by create=SIZE, such as create=10G",
+                    Target::Disk => "; lsblk lists them",
+                },
+            }),
+            Err(error) => Err(self.cannot_open(error)),
+        }
+    }
+
+    fn check_kind(&self, metadata: &Metadata) -> Result<(), OpenError> {
+        let kind = metadata.file_type();
+        let right = match self.options.target {
+            Target::File => kind.is_file(),
+            Target::Disk => kind.is_block_device(),
+        };
+        if right {
+            return Ok(());
+        }
+        let found = match kind {
+            kind if kind.is_file() => "a regular file",
+            kind if kind.is_dir() => "a folder",
+            kind if kind.is_block_device() => "a block device",
+            kind if kind.is_char_device() => "a character device",
+            kind if kind.is_fifo() => "a pipe",
+            kind if kind.is_socket() => "a socket",
+            _ => "something else",
+        };
+        let (path, wanted) = (self.path.to_owned(), self.options.target.wanted());
+        Err(OpenError::Wrong { path, found, wanted })
+    }
+
+    /// The open file, and whether it can only be read.
+    fn open_file(&self) -> Result<(File, bool), OpenError> {
+        // A disk that the kernel itself holds is refused even where /proc and /sys do not tell who does.
+        let exclusive = self.options.target == Target::Disk && !self.options.force;
+        let flags = if exclusive { OFlags::EXCL } else { OFlags::empty() };
+        let open =
+            |write| File::options().read(true).write(write).custom_flags(flags.bits() as i32).open(self.path);
+        if !self.options.read_only && !self.is_marked_read_only() {
+            match open(true) {
+                Ok(file) => return Ok((file, false)),
+                Err(error) if is_refused_write(&error) => {
+                    tracing::info!(
+                        "{} is exported read-only: it cannot be written to ({error})",
+                        self.path.display()
+                    );
+                }
+                Err(error) => return Err(self.cannot_open(error)),
+            }
+        }
+        Ok((open(false).map_err(|source| self.cannot_open(source))?, true))
+    }
+
+    /// Whether its owner or its driver says that it is read-only, which would not stop root.
+    fn is_marked_read_only(&self) -> bool {
+        let Ok(metadata) = fs::metadata(self.path) else { return false };
+        match self.options.target {
+            Target::File => metadata.mode() & 0o222 == 0,
+            Target::Disk => {
+                let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
+                fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/ro"))
+                    .is_ok_and(|text| text.trim() == "1")
+            }
+        }
+    }
+
+    fn cannot_open(&self, source: io::Error) -> OpenError {
+        let path = self.path.to_owned();
+        match source.raw_os_error() {
+            Some(libc::EBUSY) => {
+                let holder = fs::metadata(self.path)
+                    .ok()
+                    .and_then(|metadata| self.system.disk_holder(metadata.rdev()))
+                    .map_or_else(
+                        || "another program or the kernel holds it (see lsblk and fuser)".to_owned(),
+                        |holder| holder.to_string(),
+                    );
+                OpenError::InUse { path, holder }
+            }
+            Some(libc::EACCES | libc::EPERM) => OpenError::Open {
+                path,
+                source,
+                cure: "; run kaerud as a user who may read and write it (for a disk: root, or the group disk)",
+            },
+            _ => OpenError::Open { path, source, cure: "" },
+        }
+    }
+
+    /// Makes sure that nobody else uses it, and that no second server does later.
+    fn claim(&self, file: &File, metadata: &Metadata, read_only: bool) -> Result<(), OpenError> {
+        let in_use =
+            |holder: Holder| OpenError::InUse { path: self.path.to_owned(), holder: holder.to_string() };
+        let holder = match self.options.target {
+            Target::Disk => self.system.disk_holder(metadata.rdev()),
+            // Others may read it, such as a loop device for a read-only mount.
+            Target::File if read_only => None,
+            Target::File => self.system.file_holder(metadata),
+        };
+        if let Some(holder) = holder {
+            return Err(in_use(holder));
+        }
+        if self.options.target == Target::Disk {
+            return Ok(());
+        }
+        let mode = match read_only {
+            true => FlockOperation::NonBlockingLockShared,
+            false => FlockOperation::NonBlockingLockExclusive,
+        };
+        match flock(file, mode) {
+            Err(Errno::WOULDBLOCK) => {
+                let holder = self.system.lock_holder(metadata);
+                let unknown = || "another program has locked it".to_owned();
+                let holder = holder.map_or_else(unknown, |holder| holder.to_string());
+                Err(OpenError::InUse { path: self.path.to_owned(), holder })
+            }
+            // Some network file systems know no locks.
+            _ => Ok(()),
+        }
+    }
+
+    /// What may be cleared at once must be multiples of this.
+    fn sector(&self, file: &OwnedFd) -> Result<u32, OpenError> {
+        match self.options.target {
+            Target::File => Ok(1),
+            Target::Disk => ioctl_blksszget(file).map_err(|errno| self.cannot_open(errno.into())),
+        }
+    }
+
+    fn block(&self, sector: u32) -> Result<u32, OpenError> {
+        let least = BLOCK.max(sector);
+        let block = self.options.block.unwrap_or(least);
+        let failed = |reason| Err(OpenError::Block { path: self.path.to_owned(), block, reason });
+        if !block.is_power_of_two() || !(BLOCK..=MOST_BLOCK).contains(&block) {
+            return failed(format!("a power of two from {BLOCK} to {MOST_BLOCK} is possible"));
+        }
+        if block < least {
+            return failed(format!("its sectors have {sector} bytes; use block={least}"));
+        }
+        Ok(block)
+    }
+
+    /// The size of the export: that of the file, rounded down to whole blocks.
+    fn size(&self, file: &OwnedFd, block: u32) -> Result<u64, OpenError> {
+        let found = seek(file, SeekFrom::End(0)).map_err(|errno| self.cannot_open(errno.into()))?;
+        let rest = found % u64::from(block);
+        if found == rest {
+            return Err(OpenError::TooSmall { path: self.path.to_owned(), size: Size(found), block });
+        }
+        if rest > 0 {
+            tracing::warn!(
+                "{} has {found} bytes, which is no multiple of its block of {block}: {} bytes are exported, the last {rest} \
+                 are not",
+                self.path.display(),
+                found - rest
+            );
+        }
+        Ok(found - rest)
+    }
+
+    fn engine(&self, file: &OwnedFd) -> Result<Kind, OpenError> {
+        if self.options.engine == EngineChoice::File {
+            return Ok(Kind::File);
+        }
+        let Err(error) = uring::probe(file) else { return Ok(Kind::Uring) };
+        let reason = match error.raw_os_error() {
+            Some(libc::ENOSYS) => "this kernel has none".to_owned(),
+            Some(libc::EPERM | libc::EACCES) => {
+                format!("{error}: kernel.io_uring_disabled or a container forbids it")
+            }
+            _ => error.to_string(),
+        };
+        if self.options.engine == EngineChoice::Uring {
+            return Err(OpenError::Uring { path: self.path.to_owned(), reason });
+        }
+        tracing::warn!("{} is reached by plain system calls, not io_uring: {reason}", self.path.display());
+        Ok(Kind::File)
+    }
+
+    /// Turns direct I/O on where it is wanted and possible: what offsets and lengths must be multiples of, or 1.
+    fn align(&self, file: &OwnedFd, size: u64, engine: Kind) -> Result<u32, OpenError> {
+        let reason = match (self.options.direct, engine) {
+            (Direct::Off, _) => return Ok(1),
+            (_, Kind::File) => Cannot::Engine,
+            _ => match direct(file, size) {
+                Ok(align) => return Ok(align),
+                Err(reason) => reason,
+            },
+        };
+        if self.options.direct == Direct::On {
+            return Err(OpenError::Direct { path: self.path.to_owned(), reason: reason.to_string() });
+        }
+        tracing::debug!("{} goes through the page cache: {reason}", self.path.display());
+        Ok(1)
+    }
+}
+
+/// Whether an error of opening for writing says that reading may still be possible.
+fn is_refused_write(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS | libc::ETXTBSY))
+}
+
+/// Why there is no direct I/O.
+enum Cannot {
+    Engine,
+    InMemory,
+    FileSystem,
+    Alignment(u32),
+    Size { size: u64, align: u32 },
+}
+
+impl fmt::Display for Cannot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Engine => f.write_str("only io_uring does that here"),
+            Self::InMemory => f.write_str("its file system is in memory"),
+            Self::FileSystem => f.write_str("its file system does not allow it"),
+            Self::Alignment(align) => write!(f, "it wants memory aligned to {align} bytes"),
+            Self::Size { size, align } => {
+                write!(f, "its {size} bytes are no multiple of {align}, as its file system wants it")
+            }
+        }
+    }
+}
+
+/// Turns direct I/O on and finds out the alignment that it needs.
+fn direct(file: &OwnedFd, size: u64) -> Result<u32, Cannot> {
+    if fstatfs(file).is_ok_and(|system| IN_MEMORY.contains(&(system.f_type as u64))) {
+        return Err(Cannot::InMemory);
+    }
+    let told = told_alignment(file)?;
+    let flags = fcntl_getfl(file).map_err(|_| Cannot::FileSystem)?;
+    fcntl_setfl(file, flags | OFlags::DIRECT).map_err(|_| Cannot::FileSystem)?;
+    let align = told.or_else(|| tried_alignment(file)).ok_or(Cannot::FileSystem).and_then(|align| match size
+        .is_multiple_of(u64::from(align))
+    {
+        true => Ok(align),
+        false => Err(Cannot::Size { size, align }),
+    });
+    if align.is_err() {
+        fcntl_setfl(file, flags).map_err(|_| Cannot::FileSystem)?;
+    }
+    align
+}
+
+/// What the kernel says, which it does since 6.1.
+fn told_alignment(file: &OwnedFd) -> Result<Option<u32>, Cannot> {
+    let Ok(told) = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else { return Ok(None) };
+    if told.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
+        return Ok(None);
+    }
+    let (memory, offset) = (told.stx_dio_mem_align, told.stx_dio_offset_align);
+    match (memory, offset) {
+        (0, _) | (_, 0) => Err(Cannot::FileSystem),
+        // Slots are aligned to pages, and pieces of them to the offset's alignment.
+        _ if memory as usize > rustix::param::page_size() => Err(Cannot::Alignment(memory)),
+        _ if !offset.max(memory).is_power_of_two() || offset.max(memory) > super::work::BOUNCE => {
+            Err(Cannot::Alignment(offset))
+        }
+        _ => Ok(Some(offset.max(memory).max(BLOCK))),
+    }
+}
+
+/// The least alignment with which a read works. There is at least one block to read.
+fn tried_alignment(file: &OwnedFd) -> Option<u32> {
+    const PAGE: usize = 4096;
+    let mut room = vec![0u8; 2 * PAGE];
+    let start = room.as_ptr().align_offset(PAGE);
+    [BLOCK, PAGE as u32].into_iter().find(|&align| {
+        room.get_mut(start..start + align as usize).is_some_and(|buffer| pread(file, buffer, 0).is_ok())
+    })
+}
