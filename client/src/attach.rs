@@ -35,8 +35,8 @@ use crate::signals::{End, Signals};
 const SETTLE: Duration = Duration::from_secs(30);
 /// How long a detach may take, half of it for writing back what is dirty.
 const DETACH: Duration = Duration::from_secs(40);
-/// The kernel's block size; disks from elsewhere have partitions in units of it.
-const BLOCK: u64 = 512;
+/// The kernel's least block size; disks from elsewhere have partitions in units of it.
+const LEAST_BLOCK: u32 = 512;
 /// More lanes than CPUs, or than this, gain nothing unless asked for.
 const DEFAULT_LANES: usize = 4;
 
@@ -85,13 +85,15 @@ pub enum AttachError {
     Device(String),
     /// Smaller than a block.
     #[error(
-        "{target} has {size} bytes, less than the {BLOCK} of one block: \"kaeru nbd\" can serve it, a device cannot"
+        "{target} has {size} bytes, less than the {block} of one block: \"kaeru nbd\" can serve it, a device cannot"
     )]
     TooSmall {
         /// The export.
         target: String,
         /// Its size.
         size: u64,
+        /// The device's block size.
+        block: u64,
     },
     /// The serving process failed.
     #[error("{0}")]
@@ -194,7 +196,9 @@ fn serve(attach: &Attach, ready: impl FnOnce(&Attached) -> io::Result<()>) -> Re
     let index = attach.device.as_deref().map(index_of).transpose()?;
     let target = attach.common.target.to_string();
     let session = Arc::new(Session::attach(&attach.common.target, attach.common.attach_options())?);
-    let (size, warnings) = device_size(&target, session.granted().size)?;
+    let granted = session.granted();
+    let block = granted.blocks.least.max(LEAST_BLOCK);
+    let (size, warnings) = device_size(&target, granted.size, block.into())?;
     let lanes = attach.lanes.map_or_else(default_lanes, usize::from);
     let front = Front::new(
         session.clone(),
@@ -207,6 +211,7 @@ fn serve(attach: &Attach, ready: impl FnOnce(&Attached) -> io::Result<()>) -> Re
     let backend = format!("kaeru:{target}:{}", session.granted().session);
     let mut wanted = kernel::Attach {
         device: index,
+        block_size: block,
         backend: backend.clone(),
         ..kernel::Attach::new(size, front.flags().bits())
     };
@@ -267,14 +272,14 @@ fn default_lanes() -> usize {
 }
 
 /// The device's size: whole blocks. What does not fit is said, never cut silently.
-fn device_size(target: &str, size: u64) -> Result<(u64, Vec<String>), AttachError> {
-    let rest = size % BLOCK;
+fn device_size(target: &str, size: u64, block: u64) -> Result<(u64, Vec<String>), AttachError> {
+    let rest = size % block;
     match size - rest {
-        0 => Err(AttachError::TooSmall { target: target.to_owned(), size }),
+        0 => Err(AttachError::TooSmall { target: target.to_owned(), size, block }),
         whole if rest == 0 => Ok((whole, Vec::new())),
         whole => {
             let warning = format!(
-                "{target} has {size} bytes, which is no multiple of {BLOCK}: the device ends after {whole} bytes, and the \
+                "{target} has {size} bytes, which is no multiple of {block}: the device ends after {whole} bytes, and the \
                  last {rest} cannot be reached through it"
             );
             Ok((whole, vec![warning]))
@@ -292,7 +297,7 @@ fn attached(nodes: &Nodes, target: String, size: u64, front: &Front, warnings: V
         read_only: front.session().granted().read_only,
         fabric: route.as_ref().map_or_else(String::new, |route| route.fabric.to_string()),
         fabric_reason: route.map_or_else(String::new, |route| route.why),
-        lanes: front.lanes(),
+        lanes: front.totals().lanes(),
         warnings,
     }
 }
@@ -401,13 +406,14 @@ mod tests {
 
     #[test]
     fn a_device_ends_at_its_last_whole_block_and_says_so() {
-        assert_eq!(device_size("h/x", 512).unwrap(), (512, vec![]));
-        let (size, warnings) = device_size("h/x", 241_059).unwrap();
+        assert_eq!(device_size("h/x", 512, 512).unwrap(), (512, vec![]));
+        assert_eq!(device_size("h/x", 3 << 12, 4096).unwrap(), (3 << 12, vec![]));
+        let (size, warnings) = device_size("h/x", 241_059, 512).unwrap();
         assert_eq!(size, 240_640);
         assert!(
             warnings[0].contains("241059") && warnings[0].contains("240640") && warnings[0].contains("419")
         );
-        let error = device_size("h/x", 511).unwrap_err().to_string();
+        let error = device_size("h/x", 511, 512).unwrap_err().to_string();
         assert!(error.contains("511") && error.contains("kaeru nbd"), "{error}");
     }
 }

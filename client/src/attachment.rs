@@ -52,8 +52,8 @@ impl Answer for Attachment {
             read_only: Some(granted.read_only),
             fabric: route.as_ref().map(|route| route.fabric.to_string()),
             fabric_reason: route.map(|route| route.why),
-            lanes: self.front.lanes(),
-            io: self.front.snapshot().into(),
+            lanes: self.front.totals().lanes(),
+            io: self.front.totals().snapshot().into(),
         }
     }
 

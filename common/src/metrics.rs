@@ -1,7 +1,7 @@
 //! Counters of one lane, written by its thread and read by anybody.
 
 use std::array;
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -37,8 +37,8 @@ pub struct LaneSnapshot {
     pub errors: u64,
     /// Requests that are not yet answered.
     pub in_flight: u64,
-    /// How long ago the last answer was given; `None` before the first.
-    pub idle: Option<Duration>,
+    /// When the last answer was given; `None` before the first.
+    pub last_answer: Option<Instant>,
 }
 
 impl LaneCounters {
@@ -91,9 +91,9 @@ impl LaneCounters {
             bytes_written: load(&self.bytes_written),
             errors: load(&self.errors),
             in_flight: load(&self.in_flight),
-            idle: match load(&self.last_answer) {
+            last_answer: match load(&self.last_answer) {
                 0 => None,
-                last => Some(Duration::from_nanos(clock().saturating_sub(last))),
+                last => Some(start() + Duration::from_nanos(last)),
             },
         }
     }
@@ -108,8 +108,7 @@ impl std::ops::AddAssign for LaneSnapshot {
         self.bytes_written += other.bytes_written;
         self.errors += other.errors;
         self.in_flight += other.in_flight;
-        // The last answer of all is the one that counts.
-        self.idle = [self.idle, other.idle].into_iter().flatten().min();
+        self.last_answer = self.last_answer.max(other.last_answer);
     }
 }
 
@@ -117,10 +116,70 @@ fn add(counter: &AtomicU64, amount: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
 }
 
-/// Nanoseconds since this process first asked.
-fn clock() -> u64 {
+/// What all lanes of something did, those that are closed included.
+#[derive(Debug, Default)]
+pub struct Totals(Mutex<Lanes>);
+
+#[derive(Debug, Default)]
+struct Lanes {
+    open: Vec<Arc<LaneCounters>>,
+    past: LaneSnapshot,
+    past_latencies: Latencies,
+}
+
+impl Totals {
+    /// Counters for a new lane.
+    pub fn open(&self) -> Arc<LaneCounters> {
+        let counters = Arc::<LaneCounters>::default();
+        self.lock().open.push(counters.clone());
+        counters
+    }
+
+    /// Keeps what a lane did that is closed now.
+    pub fn close(&self, counters: &Arc<LaneCounters>) {
+        let mut lanes = self.lock();
+        lanes.open.retain(|open| !Arc::ptr_eq(open, counters));
+        lanes.past += LaneSnapshot { in_flight: 0, ..counters.snapshot() };
+        lanes.past_latencies += &counters.latencies();
+    }
+
+    /// How many lanes are open.
+    pub fn lanes(&self) -> usize {
+        self.lock().open.len()
+    }
+
+    /// The sum of all counters.
+    pub fn snapshot(&self) -> LaneSnapshot {
+        let lanes = self.lock();
+        lanes.open.iter().fold(lanes.past, |mut sum, counters| {
+            sum += counters.snapshot();
+            sum
+        })
+    }
+
+    /// How long all requests took.
+    pub fn latencies(&self) -> Latencies {
+        let lanes = self.lock();
+        lanes.open.iter().fold(lanes.past_latencies.clone(), |mut sum, counters| {
+            sum += &counters.latencies();
+            sum
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Lanes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// When this process first asked.
+fn start() -> Instant {
     static START: OnceLock<Instant> = OnceLock::new();
-    START.get_or_init(Instant::now).elapsed().as_nanos() as u64
+    *START.get_or_init(Instant::now)
+}
+
+/// Nanoseconds since [`start`].
+fn clock() -> u64 {
+    start().elapsed().as_nanos() as u64
 }
 
 /// Buckets in each octave: a latency is known to a sixteenth.
@@ -234,7 +293,7 @@ mod tests {
             assert!((exact..=exact + exact / 16).contains(&found), "{percent}: {found} for {exact}");
         }
         assert_eq!(Latencies::default().percentile(50.0), None);
-        assert!(counters.snapshot().idle.is_some());
-        assert_eq!(LaneCounters::default().snapshot().idle, None);
+        assert!(counters.snapshot().last_answer.is_some_and(|last| last <= Instant::now()));
+        assert_eq!(LaneCounters::default().snapshot().last_answer, None);
     }
 }

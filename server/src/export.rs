@@ -8,6 +8,7 @@ use kaeru_common::error::Status;
 use kaeru_common::fabric::tcp::Tcp;
 #[cfg(feature = "verbs")]
 use kaeru_common::fabric::verbs::Verbs;
+use kaeru_common::metrics::Totals;
 use kaeru_common::units::{BootId, ExportName, SessionId};
 use kaeru_common::wire::control::{BlockSizes, ExportInfo, ExportKind, Name, Refusal};
 
@@ -36,6 +37,8 @@ pub struct Export {
     /// The ways over RDMA, one for each device that is offered.
     #[cfg(feature = "verbs")]
     pub verbs: Vec<Gate<Verbs>>,
+    /// What its lanes did; those that the server itself serves.
+    pub totals: Totals,
     lease: Mutex<Option<Lease>>,
 }
 
@@ -77,6 +80,7 @@ impl Export {
             tcp: None,
             #[cfg(feature = "verbs")]
             verbs: Vec::new(),
+            totals: Totals::default(),
             lease: Mutex::new(None),
         })
     }

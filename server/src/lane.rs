@@ -2,7 +2,9 @@
 //! that ends them all before anybody else may write.
 //!
 //! A lane of a RAM export needs no code of ours over verbs: its thread sleeps until the link ends. Over tcp the thread
-//! stands in for the card.
+//! stands in for the card. A lane of a file or disk is served by `staged`.
+
+mod staged;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,7 +18,9 @@ use kaeru_common::wire::MAX_LANES;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use tokio::sync::watch;
 
+use self::staged::Desk;
 use crate::export::Export;
+use crate::store::Store;
 
 /// How long a token may be used.
 const TOKEN_LIFE: Duration = Duration::from_secs(30);
@@ -161,9 +165,15 @@ impl Tokens {
     }
 }
 
-/// A lane's link as the server builds it: it starts no operations of its own, so it needs next to no queue.
-fn link_config(responder_depth: u8) -> LinkConfig {
-    LinkConfig { slots: 1, slot_size: 4096, depth: 16, responder_depth, ..LinkConfig::default() }
+/// A lane's link as the server builds it. Where the peer reaches the export's own memory the server starts no
+/// operations, so it needs next to no queue; other lanes are lent slots.
+fn link_config(store: &Store, responder_depth: u8) -> LinkConfig {
+    match store {
+        Store::Ram(_) | Store::Null(_) => {
+            LinkConfig { slots: 1, slot_size: 4096, depth: 16, responder_depth, ..LinkConfig::default() }
+        }
+        Store::Staged(_) => staged::link_config(responder_depth),
+    }
 }
 
 /// Lets `incoming` in as `admission` says and looks after it on a thread of its own, until it ends or is fenced.
@@ -176,7 +186,7 @@ where
     let name = format!("lane-{}-{}", admission.export.name, admission.number);
     let run = move || {
         match accept(incoming, &admission, responder_depth) {
-            Ok(link) => look_after(link, &admission.lanes),
+            Ok(link) => serve(link, &admission),
             Err(error) => tracing::warn!("a lane of {} did not come about: {error}", admission.export.name),
         }
         drop(live);
@@ -221,10 +231,22 @@ where
         incoming.reject(RejectReason::BadToken);
         return Err("its token was given for another fabric".into());
     };
-    Ok(incoming.accept(&opening.domain, &link_config(responder_depth))?)
+    Ok(incoming.accept(&opening.domain, &link_config(&admission.export.store, responder_depth))?)
 }
 
-/// Serves the peer until the link ends or the session is fenced. Dropping the link tears it down.
+/// Serves the peer until the link ends or the session is fenced.
+fn serve(link: impl Link, admission: &Admission) {
+    let Admission { lanes, export, write, .. } = admission;
+    match &*export.store {
+        Store::Ram(_) | Store::Null(_) => look_after(link, lanes),
+        Store::Staged(store) => match Desk::open(link, export, store, *write) {
+            Ok(desk) => desk.serve(lanes),
+            Err(error) => tracing::error!("a lane of {} cannot be served: {error}", export.name),
+        },
+    }
+}
+
+/// Serves a peer that reaches the memory by itself. Dropping the link tears it down.
 fn look_after(mut link: impl Link, lanes: &Lanes) {
     tracing::debug!("a lane over {} is up", link.kind());
     let mut done = Vec::with_capacity(16);

@@ -199,9 +199,7 @@ impl Session {
             grant: match *export.store {
                 Store::Ram(_) => Grant::Direct { paths },
                 Store::Null(_) => Grant::Null { paths },
-                Store::Staged(_) => {
-                    return Err(Refusal::new(Status::NotSupported, "files and disks cannot be attached yet"));
-                }
+                Store::Staged(_) => Grant::Staged { paths },
             },
         };
         let mode = if write { "read and write" } else { "read" };

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kaeru_common::fabric::FabricKind;
-use kaeru_common::metrics::{LaneCounters, LaneSnapshot};
+use kaeru_common::metrics::{LaneCounters, Totals};
 
 use super::handshake::{BlockSizes, ExportInfo, Negotiated};
 use super::lane::{Lane, LaneConfig, LaneEnd, Spin, Stop, longest_whole_read};
@@ -43,21 +43,13 @@ pub struct Front {
     stop: Stop,
     /// Lanes that serve nobody at the moment.
     idle: Mutex<Vec<Ready>>,
-    totals: Mutex<Totals>,
-}
-
-#[derive(Default)]
-struct Totals {
-    /// Lanes that are open, serving or idle.
-    open: Vec<Arc<LaneCounters>>,
-    /// What lanes did that are closed.
-    past: LaneSnapshot,
+    totals: Totals,
 }
 
 impl Front {
     /// A front of `session`, which attached the export `name`.
     pub fn new(session: Arc<Session>, name: &str, options: LaneOptions, stop: Stop) -> Arc<Self> {
-        let (idle, totals) = (Mutex::default(), Mutex::default());
+        let (idle, totals) = (Mutex::default(), Totals::default());
         Arc::new(Self { session, name: name.to_owned(), options, stop, idle, totals })
     }
 
@@ -172,18 +164,9 @@ impl Front {
         longest.min().unwrap_or(u64::MAX)
     }
 
-    /// How many lanes are open.
-    pub fn lanes(&self) -> usize {
-        self.totals().open.len()
-    }
-
-    /// What all lanes did so far.
-    pub fn snapshot(&self) -> LaneSnapshot {
-        let totals = self.totals();
-        totals.open.iter().fold(totals.past, |mut sum, counters| {
-            sum += counters.snapshot();
-            sum
-        })
+    /// What all its lanes did so far, whether they serve or are idle.
+    pub fn totals(&self) -> &Totals {
+        &self.totals
     }
 
     fn lane(&self) -> Result<Ready, SessionError> {
@@ -200,9 +183,8 @@ impl Front {
     }
 
     fn new_lane(&self) -> Result<Ready, SessionError> {
-        let ready = Ready { remote: self.session.open_lane()?, counters: Arc::default() };
-        self.totals().open.push(ready.counters.clone());
-        Ok(ready)
+        let remote = self.session.open_lane()?;
+        Ok(Ready { remote, counters: self.totals.open() })
     }
 
     fn put_back(&self, ready: Ready) {
@@ -213,12 +195,6 @@ impl Front {
     }
 
     fn close(&self, ready: Ready) {
-        let mut totals = self.totals();
-        totals.open.retain(|counters| !Arc::ptr_eq(counters, &ready.counters));
-        totals.past += ready.counters.snapshot();
-    }
-
-    fn totals(&self) -> std::sync::MutexGuard<'_, Totals> {
-        self.totals.lock().unwrap_or_else(PoisonError::into_inner)
+        self.totals.close(&ready.counters);
     }
 }
