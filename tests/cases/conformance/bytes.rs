@@ -78,6 +78,36 @@ pub(super) fn messages_carry_the_right_bytes_both_ways<P: Pair>(pair: P) {
     }
 }
 
+pub(super) fn messages_have_slots_of_their_own<P: Pair>(pair: P) {
+    let mut rig = Rig::new(pair, 4096);
+    let config = LinkConfig { pool_access: Access::RemoteReadWrite, messages: 5, message_size: 64, ..SMALL };
+    let mut duo = rig.join(&config, &config);
+    assert_eq!((duo.client.link.messages().slots(), duo.client.link.messages().slot_size()), (5, 64));
+    let data = duo.server.link.pool_region().unwrap();
+    let whole = u64::from(duo.server.slot_size()) * u64::from(duo.server.link.pool().slots());
+    assert_eq!(data.length, whole, "the peer is let at the data alone");
+    // Every slot of them, data beside it on the same link, both ways.
+    for round in 0..20u64 {
+        let (bytes, message) = (pattern(round, 100), pattern(!round, 64));
+        let slot = duo.server.link.messages().take().expect("a free message slot");
+        let heard = duo.server.take(Op::Recv, slot, |link, slot, tag| link.recv(slot, tag)).unwrap();
+        duo.client.write(&bytes, data.range(round * 100, 100).unwrap());
+        let mut slot = duo.client.link.messages().take().expect("a free message slot");
+        slot.copy_from(0, &message);
+        duo.client.take(Op::Send, slot, |link, slot, tag| link.send(slot, 64, tag)).unwrap();
+        rig.until("the message", &mut [&mut duo.client, &mut duo.server], |ends| {
+            ends.iter().all(|end| end.owes() == 0)
+        });
+        assert_eq!(duo.server.bytes(heard), message);
+        let read = duo.client.read(data.range(round * 100, 100).unwrap());
+        rig.settle(&mut duo);
+        assert_eq!(duo.client.bytes(read), bytes);
+        duo.client.done.clear();
+        assert_eq!(duo.client.link.messages().available(), 5, "every slot is free again");
+        assert_eq!(duo.server.link.messages().available(), 5);
+    }
+}
+
 pub(super) fn addresses_beyond_4_gib_are_exact<P: Pair>(pair: P) {
     const SIZE: u64 = (5 << 30) + 12_345;
     requires!(if P::PINS { Err("it would take 5 GiB of memory".to_owned()) } else { Ok(()) });

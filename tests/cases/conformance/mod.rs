@@ -21,6 +21,7 @@ macro_rules! conformance {
                 a_read_leaves_the_rest_of_its_slot_alone,
                 a_write_leaves_the_bytes_around_it_alone,
                 messages_carry_the_right_bytes_both_ways,
+                messages_have_slots_of_their_own,
                 addresses_beyond_4_gib_are_exact,
                 the_peer_moves_bytes_in_and_out_of_a_granted_pool,
                 random_operations_agree_with_an_oracle,
@@ -109,6 +110,7 @@ mod proof {
     proofs! {
         CutsLastByte: bytes::reads_and_writes_move_the_right_bytes_at_every_boundary,
         CutsLastByte: bytes::messages_carry_the_right_bytes_both_ways,
+        CutsLastByte: bytes::messages_have_slots_of_their_own,
         CutsLastByte: bytes::the_peer_moves_bytes_in_and_out_of_a_granted_pool,
         FillsWholeSlot: bytes::a_read_leaves_the_rest_of_its_slot_alone,
         WritesOneMore: bytes::a_write_leaves_the_bytes_around_it_alone,
