@@ -1,8 +1,8 @@
 //! Counters of one lane, written by its thread and read by anybody.
 
 use std::array;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What a lane has done so far. One thread writes, so plain loads and stores suffice and cost nothing.

@@ -23,9 +23,7 @@ use kaeru_common::fabric::buffer::Slot;
 use kaeru_common::fabric::{Access, Completion, Link, LinkConfig, Op, RemoteRange};
 use kaeru_common::metrics::LaneCounters;
 use kaeru_common::units::ByteRange;
-use kaeru_common::wire::io::{
-    Action, Extent, MESSAGE_BYTES, Opening, Packed, REPLY_EXTENTS, Reply, Request,
-};
+use kaeru_common::wire::io::{Action, Extent, MESSAGE_BYTES, Opening, Packed, REPLY_EXTENTS, Reply, Request};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::Lanes;
@@ -112,12 +110,7 @@ impl<L: Link> Desk<L> {
     ///
     /// # Errors
     /// Where the store has no room for another lane.
-    pub(super) fn open(
-        mut link: L,
-        export: &Arc<Export>,
-        store: &Staged,
-        write: bool,
-    ) -> io::Result<Self> {
+    pub(super) fn open(mut link: L, export: &Arc<Export>, store: &Staged, write: bool) -> io::Result<Self> {
         let engine = store.engine(link.pool())?;
         let pool = link.pool().clone();
         let slots = pool.slots();
@@ -244,7 +237,8 @@ impl<L: Link> Desk<L> {
     /// Gives a request its seat, where nobody sits yet.
     fn take(&mut self, request: Request) -> Result<(), Fault> {
         let (number, slot_size) = (request.slot, self.link.pool().slot_size());
-        let seat = self.seats.get_mut(usize::from(number)).ok_or(Fault("named a slot that it does not have"))?;
+        let seat =
+            self.seats.get_mut(usize::from(number)).ok_or(Fault("named a slot that it does not have"))?;
         if seat.work.is_some() {
             return Err(Fault("named a slot that is in use"));
         }
@@ -335,7 +329,8 @@ impl<L: Link> Desk<L> {
     /// Sends a read's data to the client, and the reply behind it; `None` where the link has no room.
     fn reply(&mut self, number: u16) -> Option<()> {
         let seat = &mut self.seats[usize::from(number)];
-        let Some(Work { request, arrived, begun, stage: Stage::Over { result, stored, extents } }) = &seat.work
+        let Some(Work { request, arrived, begun, stage: Stage::Over { result, stored, extents } }) =
+            &seat.work
         else {
             return Some(());
         };
@@ -343,13 +338,15 @@ impl<L: Link> Desk<L> {
             return None;
         }
         let waited = begun.map_or(0, |begun| clamped(begun.saturating_duration_since(*arrived).as_nanos()));
-        let reply = Reply { slot: number, result: *result, waited, stored: *stored, extents: extents.clone() };
+        let reply =
+            Reply { slot: number, result: *result, waited, stored: *stored, extents: extents.clone() };
         let (packed, message) = (Packed::new(&reply), self.link.messages().take()?);
         if request.action == Action::Read
             && result.is_ok()
             && let Some(slot) = seat.slot.take()
         {
-            let to = RemoteRange { address: request.address, key: request.key, length: request.length as u32 };
+            let to =
+                RemoteRange { address: request.address, key: request.key, length: request.length as u32 };
             let _ = self.link.write(slot, to, number.into());
             self.posted += 1;
         }
