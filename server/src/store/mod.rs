@@ -29,6 +29,9 @@ mod staged;
 mod uring;
 mod work;
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use kaeru_common::fabric::buffer::Memory;

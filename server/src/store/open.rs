@@ -7,11 +7,12 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kaeru_common::units::Size;
 use rustix::fs::{
     AtFlags, FallocateFlags, FlockOperation, OFlags, SeekFrom, StatxFlags, fallocate, fcntl_getfl,
-    fcntl_setfl, flock, fstatfs, ioctl_blksszget, seek, statx,
+    fcntl_setfl, flock, fstatfs, fstatvfs, ioctl_blksszget, seek, statx,
 };
 use rustix::io::{Errno, pread};
 
@@ -97,6 +98,10 @@ pub enum EngineChoice {
     /// Plain system calls.
     File,
 }
+
+/// How long a lock of somebody else is waited for: the kernel takes a killed server's rings apart, which keep its files
+/// open, only after the process is gone.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The logical block unless told otherwise.
 const BLOCK: u32 = 512;
@@ -293,6 +298,8 @@ impl Opening<'_> {
             Err(error) => return Err(failed(error)),
         };
         let sized = file.set_len(size).and_then(|()| match self.options.reserve {
+            // Asked first, since to find it out would fill the file system for a while.
+            true if has_less_room(&file, size) => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
             true => Ok(fallocate(&file, FallocateFlags::empty(), 0, size)?),
             false => Ok(()),
         });
@@ -427,7 +434,7 @@ impl Opening<'_> {
             true => FlockOperation::NonBlockingLockShared,
             false => FlockOperation::NonBlockingLockExclusive,
         };
-        match flock(file, mode) {
+        match patiently(|| flock(file, mode), |errno| *errno == Errno::WOULDBLOCK) {
             Err(Errno::WOULDBLOCK) => {
                 let holder = self.system.lock_holder(metadata);
                 let unknown = || "another program has locked it".to_owned();
@@ -512,6 +519,24 @@ impl Opening<'_> {
         }
         tracing::debug!("{} goes through the page cache: {reason}", self.path.display());
         Ok(1)
+    }
+}
+
+/// Whether the file system of `file` has no room for `size` bytes.
+fn has_less_room(file: &File, size: u64) -> bool {
+    fstatvfs(file).is_ok_and(|system| system.f_bavail.saturating_mul(system.f_frsize) < size)
+}
+
+/// Tries for a while, as long as somebody else is in the way.
+fn patiently<T, E>(attempt: impl Fn() -> Result<T, E>, in_the_way: impl Fn(&E) -> bool) -> Result<T, E> {
+    let start = Instant::now();
+    loop {
+        match attempt() {
+            Err(error) if in_the_way(&error) && start.elapsed() < PATIENCE => {
+                std::thread::sleep(PATIENCE / 50);
+            }
+            result => return result,
+        }
     }
 }
 

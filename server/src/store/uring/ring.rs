@@ -278,6 +278,8 @@ impl Drop for Ring {
         if self.in_kernel() > 0 {
             return;
         }
+        // A closed ring is taken apart later, and would keep the file open and locked until then.
+        let _ = self.ring.submitter().unregister_files();
         // SAFETY: needed so that memory which the kernel may still touch can be kept for ever, just above. It touches
         // none any more, and this is the one place that drops these fields.
         unsafe {
