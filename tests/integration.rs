@@ -9,6 +9,7 @@ mod cases {
     mod conformance;
     mod control;
     mod errors;
+    mod files;
     mod handshake;
     mod idle;
     mod interop;
