@@ -18,4 +18,5 @@ mod cases {
     mod limits;
     mod oracle;
     mod parallel;
+    mod staged;
 }
