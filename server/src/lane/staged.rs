@@ -44,6 +44,7 @@ pub(super) fn link_config(responder_depth: u8) -> LinkConfig {
         // A receive for each slot, and a reply on its way.
         messages: 2 * SLOTS,
         message_size: MESSAGE_BYTES as u32,
+        answers_messages: true,
         // The data and the reply of each slot.
         depth: 2 * SLOTS,
         responder_depth,
@@ -98,6 +99,13 @@ pub(super) struct Desk<L: Link> {
     completions: Vec<Completion>,
     done: Vec<Done>,
     extents: Vec<store::Extent>,
+}
+
+/// Who has something for a round.
+#[derive(Clone, Copy, Debug)]
+struct Ready {
+    link: bool,
+    engine: bool,
 }
 
 /// The client broke the rules of the lane.
@@ -157,15 +165,13 @@ impl<L: Link> Desk<L> {
     /// Serves until the link ends or the session is fenced.
     pub(super) fn serve(mut self, lanes: &Lanes) {
         tracing::debug!("a staged lane over {} is up", self.link.kind());
+        let mut ready = Ready { link: true, engine: true };
         while !lanes.is_stopped() && self.link.down().is_none() {
-            match self.round() {
-                Ok(true) => {}
-                Ok(false) => self.sleep(lanes),
-                Err(fault) => {
-                    tracing::warn!("a lane of {} is closed: {fault}", self.export.name);
-                    self.link.close();
-                }
+            if let Err(fault) = self.round(ready) {
+                tracing::warn!("a lane of {} is closed: {fault}", self.export.name);
+                self.link.close();
             }
+            ready = self.sleep(lanes);
         }
         match self.link.down() {
             Some(why) => tracing::debug!("a staged lane over {} ended: {why}", self.link.kind()),
@@ -173,27 +179,32 @@ impl<L: Link> Desk<L> {
         }
     }
 
-    /// Everything that can be done without waiting. Returns whether anything was.
-    fn round(&mut self) -> Result<bool, Fault> {
-        let mut moved = self.link.poll(&mut self.completions);
+    /// Does what there is to do. A link that is not ready is not asked: over tcp, to ask is a system call.
+    fn round(&mut self, ready: Ready) -> Result<(), Fault> {
+        if ready.link {
+            self.link.poll(&mut self.completions);
+        }
         let mut completions = std::mem::take(&mut self.completions);
         let taken = completions.drain(..).try_for_each(|completion| self.complete(completion));
         self.completions = completions;
         taken?;
         self.begin_waiting();
         self.engine.kick();
-        moved |= self.engine.poll(&mut self.done);
+        if ready.engine || self.engine.in_flight() > 0 {
+            self.engine.poll(&mut self.done);
+        }
         let mut done = std::mem::take(&mut self.done);
         done.drain(..).for_each(|done| self.stored(done));
         self.done = done;
         self.reply_waiting();
         self.link.submit();
-        Ok(moved)
+        Ok(())
     }
 
-    fn sleep(&mut self, lanes: &Lanes) {
+    /// Sleeps until there is something to do. Whatever came meanwhile wakes at once, so nothing has to be looked at twice.
+    fn sleep(&mut self, lanes: &Lanes) -> Ready {
         if self.link.arm() {
-            return;
+            return Ready { link: true, engine: true };
         }
         let mut fds = [
             PollFd::from_borrowed_fd(self.link.wait_fd(), PollFlags::IN),
@@ -202,9 +213,11 @@ impl<L: Link> Desk<L> {
         ];
         // A failure (of which there is none but a signal) is a wake-up like any other.
         let _ = poll(&mut fds, None);
-        if !fds[0].revents().is_empty() {
+        let ready = Ready { link: !fds[0].revents().is_empty(), engine: !fds[1].revents().is_empty() };
+        if ready.link {
             self.link.woken();
         }
+        ready
     }
 
     /// One operation of the link ended.
