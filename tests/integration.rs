@@ -17,4 +17,5 @@ mod cases {
     mod limits;
     mod oracle;
     mod parallel;
+    mod stores;
 }

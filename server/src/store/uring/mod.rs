@@ -146,11 +146,11 @@ impl UringEngine {
             match task.work.next(&self.backing, &mut self.bounces) {
                 Next::Over(result) => return self.finish(task, result),
                 Next::Op(op) => {
-                    if let Op::Clear { how: Way::Discard, range } = op {
-                        if let Err(errno) = sys::discard(&self.backing.file, range) {
-                            task.work.answered(Err(errno), &self.backing);
-                            continue;
-                        }
+                    if let Op::Clear { how: Way::Discard, range } = op
+                        && let Err(errno) = sys::discard(&self.backing.file, range)
+                    {
+                        task.work.answered(Err(errno), &self.backing);
+                        continue;
                     }
                     if let Some(result) = self.at_once(&mut task.work, op) {
                         task.work.answered(result, &self.backing);
