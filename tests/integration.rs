@@ -19,4 +19,5 @@ mod cases {
     mod oracle;
     mod parallel;
     mod staged;
+    mod stores;
 }

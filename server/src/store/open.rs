@@ -101,7 +101,7 @@ pub enum EngineChoice {
 
 /// How long a lock of somebody else is waited for: the kernel takes a killed server's rings apart, which keep its files
 /// open, only after the process is gone.
-const PATIENCE: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The logical block unless told otherwise.
 const BLOCK: u32 = 512;
@@ -509,6 +509,7 @@ impl Opening<'_> {
         let reason = match (self.options.direct, engine) {
             (Direct::Off, _) => return Ok(1),
             (_, Kind::File) => Cannot::Engine,
+            _ if self.options.target == Target::File && is_in_memory(file) => Cannot::InMemory,
             _ => match direct(file, size) {
                 Ok(align) => return Ok(align),
                 Err(reason) => reason,
@@ -568,11 +569,12 @@ impl fmt::Display for Cannot {
     }
 }
 
+fn is_in_memory(file: &OwnedFd) -> bool {
+    fstatfs(file).is_ok_and(|system| IN_MEMORY.contains(&(system.f_type as u64)))
+}
+
 /// Turns direct I/O on and finds out the alignment that it needs.
 fn direct(file: &OwnedFd, size: u64) -> Result<u32, Cannot> {
-    if fstatfs(file).is_ok_and(|system| IN_MEMORY.contains(&(system.f_type as u64))) {
-        return Err(Cannot::InMemory);
-    }
     let told = told_alignment(file)?;
     let flags = fcntl_getfl(file).map_err(|_| Cannot::FileSystem)?;
     fcntl_setfl(file, flags | OFlags::DIRECT).map_err(|_| Cannot::FileSystem)?;

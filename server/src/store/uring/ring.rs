@@ -137,6 +137,10 @@ impl Ring {
     /// # Errors
     /// Gives the task back where there is no room, which happens only beyond the capacity, or where the operation
     /// names memory that the task does not have.
+    #[expect(
+        clippy::result_large_err,
+        reason = "a task is moved, never allocated, and this error is a mistake of ours"
+    )]
     pub(super) fn launch(&mut self, mut task: Task, op: Op) -> Result<(), Task> {
         let Some(&number) = self.free.last() else { return Err(task) };
         let Some(entry) = self.entry(&mut task.work, op) else { return Err(task) };
