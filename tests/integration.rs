@@ -5,6 +5,7 @@
 mod harness;
 
 mod cases {
+    mod activity;
     mod cli;
     mod conformance;
     mod control;

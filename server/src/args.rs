@@ -110,6 +110,8 @@ in each [[export]]: name, kind (ram, null, file, disk), read-only and shared;
 size for ram and null; path, create, reserve, block, direct, engine, force and
 fault for file and disk, as in the OPTIONs and FAULTs above.
 
+SIGUSR1 makes it log what each export did and how it is; the same is said at the end.
+
 Exit status: 0 after SIGINT or SIGTERM, 1 failure, 2 wrong usage.";
 
 /// `NAME=SIZE`.

@@ -2,7 +2,7 @@
 //!
 //! Reading order: [`config`] (what is exported), [`store`] (what keeps the bytes), [`gate`] and [`export`] (how they are
 //! reached and who may write), `fabrics` (what is offered, or why not), `listener`, `session`, `lane` (a client from its
-//! first byte to its last).
+//! first byte to its last), [`status`] (what came of it).
 //!
 //! The control plane runs on tokio. A lane is a plain thread, and over verbs it sleeps: a client's card reads and writes
 //! the export's memory without any help.
@@ -15,6 +15,7 @@ pub mod gate;
 mod lane;
 mod listener;
 mod session;
+pub mod status;
 pub mod store;
 
 use std::io;
@@ -38,7 +39,12 @@ use crate::export::{Export, Exports};
 use crate::fabrics::VerbsOffer;
 use crate::gate::Gate;
 use crate::lane::Tokens;
+<<<<<<< HEAD
 use crate::store::{MemoryLimits, Null, OpenError, Ram, RamError, Staged, Store};
+=======
+use crate::status::Overview;
+use crate::store::{MemoryLimits, Null, Ram, RamError, Store};
+>>>>>>> 64b1ac9 (Show what each export did and how fast, and what is wrong with it)
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 1024;
@@ -229,6 +235,11 @@ impl Server {
             false => "fabric tcp: not offered: --fabric verbs".into(),
         });
         lines
+    }
+
+    /// What its exports do, to be asked while it runs and after.
+    pub fn overview(&self) -> Overview {
+        Overview::new(self.shared.clone())
     }
 
     /// Serves until `stop` resolves; then says goodbye to every client, ends every lane, and returns.

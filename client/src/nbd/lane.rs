@@ -252,6 +252,7 @@ impl<L: Link> Lane<L> {
         self.post_pieces();
         self.remote.submit();
         let reaped = self.reap();
+        self.counters.set_in_flight(self.table.count() as u64);
         if matches!(self.ending, Some(LaneEnd::BrokenReply)) {
             return Err(LaneEnd::BrokenReply);
         }
@@ -275,7 +276,6 @@ impl<L: Link> Lane<L> {
             self.complete(answer);
         }
         self.done = done;
-        self.counters.set_in_flight(self.table.count() as u64);
         true
     }
 

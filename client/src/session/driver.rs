@@ -39,14 +39,15 @@ pub(super) enum Opening {
 pub(super) type Started =
     (JoinHandle<()>, oneshot::Receiver<Opening>, mpsc::UnboundedSender<Command>, watch::Receiver<Health>);
 
-pub(super) fn start(server: &Server, want: Want) -> Result<Started, SessionError> {
+pub(super) fn start(server: &Server, want: Want, patience: Patience) -> Result<Started, SessionError> {
     let (opening, opened) = oneshot::channel();
     let (commands, orders) = mpsc::unbounded_channel();
     let (tell, health) = watch::channel(Health::default());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let driver = Driver {
-        core: Core::new(Instant::now(), client_config()),
+        core: Core::new(Instant::now(), client_config(patience)),
         server: server.clone(),
+        patience: patience.connect,
         peer: None,
         want,
         welcome: None,
@@ -59,13 +60,13 @@ pub(super) fn start(server: &Server, want: Want) -> Result<Started, SessionError
     Ok((thread, opened, commands, health))
 }
 
-fn client_config() -> ClientConfig {
+fn client_config(patience: Patience) -> ClientConfig {
     let host = gethostname::gethostname();
     ClientConfig {
         client: Name::clipped(&host.to_string_lossy()),
         identity: Identity { bytes: identity() },
         versions: VersionRange::OURS,
-        patience: Patience::default(),
+        patience,
     }
 }
 
@@ -84,6 +85,8 @@ fn identity() -> [u8; 16] {
 struct Driver {
     core: Core,
     server: Server,
+    /// For the stream.
+    patience: Duration,
     peer: Option<SocketAddr>,
     want: Want,
     welcome: Option<Welcome>,
@@ -95,7 +98,7 @@ struct Driver {
 
 impl Driver {
     async fn run(mut self, mut orders: mpsc::UnboundedReceiver<Command>) {
-        let stream = match connect(&self.server).await {
+        let stream = match connect(&self.server, self.patience).await {
             Ok(stream) => stream,
             Err(error) => return self.open(Err(error)),
         };
@@ -252,7 +255,7 @@ impl Driver {
 }
 
 /// Connects to the first address of the server that answers.
-async fn connect(server: &Server) -> Result<TcpStream, SessionError> {
+async fn connect(server: &Server, patience: Duration) -> Result<TcpStream, SessionError> {
     let wanted = (server.host.clone(), server.port);
     let resolve = |reason: String| SessionError::Resolve { server: server.to_string(), reason };
     let addresses = tokio::task::spawn_blocking(move || wanted.to_socket_addrs())
@@ -261,10 +264,10 @@ async fn connect(server: &Server) -> Result<TcpStream, SessionError> {
         .map_err(|error| resolve(error.to_string()))?;
     let mut reason = "it has no address".to_owned();
     for address in addresses {
-        match tokio::time::timeout(Patience::default().connect, TcpStream::connect(address)).await {
+        match tokio::time::timeout(patience, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(error)) => reason = format!("{address}: {error}"),
-            Err(_) => reason = format!("{address} did not answer within {:?}", Patience::default().connect),
+            Err(_) => reason = format!("{address} did not answer within {patience:?}"),
         }
     }
     Err(SessionError::Connect { server: server.to_string(), reason })

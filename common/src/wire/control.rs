@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::BufMut;
 
+use super::activity::Activity;
 use super::version::VersionRange;
 use super::{MAX_DEVICE_BYTES, MAX_EXPORTS, MAX_NAME_BYTES, MAX_PATHS, MAX_REASON_BYTES};
 use crate::codec::{BoundedList, Decode, DecodeError, Encode, Reader, Text};
@@ -124,6 +125,10 @@ record! {
         pub description: Name,
         /// Who holds the right to write, if anyone does.
         pub writer: Option<Name>,
+        /// What its lanes did; none where clients reach its memory by themselves, which the server does not see.
+        pub activity: Option<Activity>,
+        /// What is wrong with it, for a person; empty if nothing is.
+        pub trouble: Name,
     }
     check check
 }

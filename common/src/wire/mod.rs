@@ -30,6 +30,7 @@ macro_rules! record {
     };
 }
 
+pub mod activity;
 pub mod control;
 mod fields;
 pub mod grant;

@@ -6,6 +6,7 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 
+use super::activity::{Activity, LatencySummary};
 use super::control::*;
 use super::grant::{Grant, Granted, Path, Paths};
 use super::version::VersionRange;
@@ -87,7 +88,26 @@ fn export() -> ExportInfo {
         volatile: true,
         description: "".into(),
         writer: Some("tama".into()),
+        activity: None,
+        trouble: "".into(),
     }
+}
+
+fn busy() -> ExportInfo {
+    let latency = LatencySummary { p50_ns: 1, p90_ns: 2, p99_ns: 2, p999_ns: 3, max_ns: 0x1_0000_0000 };
+    let activity = Activity {
+        lanes: 1,
+        reads: 2,
+        writes: 3,
+        others: 4,
+        bytes_read: 5,
+        bytes_written: 6,
+        errors: 7,
+        in_flight: 8,
+        last_answer_ms: Some(9),
+        latency: Some(latency),
+    };
+    ExportInfo { activity: Some(activity), trouble: "full".into(), kind: ExportKind::File, ..export() }
 }
 
 fn attach(resume: Option<SessionId>) -> Attach {
@@ -113,8 +133,17 @@ fn golden() -> Vec<(Message, &'static str)> {
         (Message::List(Empty), "00000000 0003"),
         (
             Message::Exports(Exports { exports: list(vec![export()]) }),
-            "00000027 0004  0001  0007 73637261746368 01 0000000000000400 00 00000200 00001000 01 0000 \
-             01 0004 74616d61",
+            "0000002a 0004  0001  0007 73637261746368 01 0000000000000400 00 00000200 00001000 01 0000 \
+             01 0004 74616d61 00 0000",
+        ),
+        (
+            Message::Exports(Exports { exports: list(vec![busy()]) }),
+            "0000009a 0004  0001  0007 73637261746368 02 0000000000000400 00 00000200 00001000 01 0000 \
+             01 0004 74616d61 \
+             01 0001 0000000000000002 0000000000000003 0000000000000004 0000000000000005 0000000000000006 \
+             0000000000000007 0000000000000008 01 0000000000000009 \
+             01 0000000000000001 0000000000000002 0000000000000002 0000000000000003 0000000100000000 \
+             0004 66756c6c",
         ),
         (Message::Attach(attach(None)), "0000000c 0005  0007 73637261746368 01 00 00"),
         (
@@ -245,6 +274,10 @@ fn sizes_and_times_keep_their_limits() {
         let exports = list(vec![ExportInfo { size, ..export() }]);
         assert_eq!(what_is_wrong(&Message::Exports(Exports { exports })), "the size of an export");
     }
+    let latency = LatencySummary { p50_ns: 2, p90_ns: 1, p99_ns: 3, p999_ns: 3, max_ns: 3 };
+    let activity = Some(Activity { latency: Some(latency), ..Activity::default() });
+    let exports = list(vec![ExportInfo { activity, ..export() }]);
+    assert_eq!(what_is_wrong(&Message::Exports(Exports { exports })), "the latencies of an export");
     for (least, preferred) in [(0, 4096), (3, 4096), (1 << 17, 1 << 17), (512, 256), (512, 0), (512, 1 << 26)]
     {
         assert!(BlockSizes { least, preferred }.check().is_err(), "{least} {preferred}");
@@ -287,7 +320,8 @@ fn the_longest_grant_and_list_fit_their_frames() {
 
     let name: ExportName = "n".repeat(255).parse().unwrap();
     let long = Text::clipped(&"x".repeat(999));
-    let widest = ExportInfo { name, description: long.clone(), writer: Some(long), ..export() };
+    let (description, writer, trouble) = (long.clone(), Some(long.clone()), long);
+    let widest = ExportInfo { name, description, writer, trouble, ..busy() };
     let message = Message::Exports(Exports { exports: list(vec![widest; MAX_EXPORTS]) });
     assert_eq!(frame(&message).len() - HEADER_BYTES, Exports::MAX_BYTES);
     assert_eq!(decode(&frame(&message)), Ok(message));
@@ -335,16 +369,47 @@ fn info() -> impl Strategy<Value = ExportInfo> {
         Just(ExportKind::Disk),
         Just(ExportKind::Null)
     ];
-    (name(), kind, 1u64..1 << 40, any::<[bool; 2]>(), blocks(), text(), option::of(text())).prop_map(
-        |(name, kind, units, [read_only, volatile], blocks, description, writer)| ExportInfo {
-            name,
-            kind,
-            size: units * u64::from(blocks.least),
-            read_only,
-            blocks,
-            volatile,
-            description,
-            writer,
+    let texts = (text(), option::of(text()), text());
+    (name(), kind, 1u64..1 << 40, any::<[bool; 2]>(), blocks(), texts, option::of(activity())).prop_map(
+        |(name, kind, units, [read_only, volatile], blocks, texts, activity)| {
+            let (description, writer, trouble) = texts;
+            ExportInfo {
+                name,
+                kind,
+                size: units * u64::from(blocks.least),
+                read_only,
+                blocks,
+                volatile,
+                description,
+                writer,
+                activity,
+                trouble,
+            }
+        },
+    )
+}
+
+fn activity() -> impl Strategy<Value = Activity> {
+    let latency = any::<[u64; 5]>().prop_map(|mut times| {
+        times.sort_unstable();
+        let [p50_ns, p90_ns, p99_ns, p999_ns, max_ns] = times;
+        LatencySummary { p50_ns, p90_ns, p99_ns, p999_ns, max_ns }
+    });
+    (any::<u16>(), any::<[u64; 7]>(), any::<Option<u64>>(), option::of(latency)).prop_map(
+        |(lanes, counts, last_answer_ms, latency)| {
+            let [reads, writes, others, bytes_read, bytes_written, errors, in_flight] = counts;
+            Activity {
+                lanes,
+                reads,
+                writes,
+                others,
+                bytes_read,
+                bytes_written,
+                errors,
+                in_flight,
+                last_answer_ms,
+                latency,
+            }
         },
     )
 }

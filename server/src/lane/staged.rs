@@ -262,6 +262,7 @@ impl<L: Link> Desk<L> {
         };
         seat.work = Some(Work { request, arrived: Instant::now(), begun: None, stage });
         self.in_flight += 1;
+        self.counters.set_in_flight(self.in_flight);
         match refused {
             Some(_) => self.replying.push_back(number),
             None => self.begin(number),
@@ -364,6 +365,9 @@ impl<L: Link> Desk<L> {
             self.posted += 1;
         }
         count(&self.counters, request, *result, *arrived);
+        if let Err(status) = *result {
+            self.export.failure.note(request.action, status, Instant::now());
+        }
         seat.work = None;
         self.in_flight -= 1;
         self.counters.set_in_flight(self.in_flight);

@@ -106,6 +106,14 @@ impl Store {
             Self::Staged(staged) => staged.description(),
         }
     }
+
+    /// What went wrong for good, for people: it stays until the store is opened anew.
+    pub fn trouble(&self) -> Option<String> {
+        match self {
+            Self::Ram(_) | Self::Null(_) => None,
+            Self::Staged(staged) => staged.trouble(),
+        }
+    }
 }
 
 /// A stretch of memory that a peer reaches.
