@@ -175,15 +175,12 @@ impl PciNode {
 impl PciDevice {
     pub(super) fn read(tree: &Tree, path: &str) -> Self {
         let fact = |name: &str| tree.fact(&format!("{path}/{name}"));
-        let above = path.split('/').scan(String::new(), |way, part| {
-            if !way.is_empty() {
-                way.push('/');
-            }
-            way.push_str(part);
-            Some((way.clone(), is_address(part)))
-        });
-        let mut chain: Vec<PciNode> =
-            above.filter(|(_, is_pci)| *is_pci).map(|(way, _)| PciNode::read(tree, &way)).collect();
+        let ends = path.match_indices('/').map(|(end, _)| end).chain([path.len()]);
+        let mut chain: Vec<PciNode> = ends
+            .map(|end| &path[..end])
+            .filter(|way| is_address(way.rsplit('/').next().unwrap_or_default()))
+            .map(|way| PciNode::read(tree, way))
+            .collect();
         chain.reverse();
         let hwmon = format!("{path}/hwmon");
         let sensor = tree.names(&hwmon).into_iter().next().map(|name| format!("{hwmon}/{name}"));

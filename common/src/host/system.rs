@@ -236,8 +236,8 @@ impl Memory {
 
 /// The last `LimitMEMLOCK` of a unit.
 fn unit_limit(lines: &[String]) -> Option<String> {
-    let values = lines.iter().filter_map(|line| line.trim().strip_prefix("LimitMEMLOCK="));
-    values.last().map(|value| value.trim().chars().take(64).collect())
+    let mut values = lines.iter().filter_map(|line| line.trim().strip_prefix("LimitMEMLOCK="));
+    values.next_back().map(|value| value.trim().chars().take(64).collect())
 }
 
 /// The kernel's NBD driver.
