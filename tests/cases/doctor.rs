@@ -10,6 +10,7 @@ use kaeru_common::host::Host;
 use kaeru_tools::doctor::report::Paint;
 use kaeru_tools::doctor::{Aside, Patient, Watched, examine};
 use serde_json::Value;
+use tempfile::TempDir;
 
 use crate::harness::client::run_kaeru;
 use crate::harness::machine::{MACHINES, plant, recordings};
@@ -233,10 +234,12 @@ fn what_is_hidden_from_a_user_is_said() {
 
 #[test]
 fn damaged_files_neither_stop_it_nor_make_it_wait() {
-    with_seeds(1..MACHINES.len() as u64 * 16, |seed| {
+    let machines: Vec<(&str, TempDir)> = MACHINES.iter().map(|&name| (name, plant(name))).collect();
+    with_seeds(1..MACHINES.len() as u64 * 20, |seed| {
         let mut random = Random(seed);
-        let name = MACHINES[seed as usize % MACHINES.len()];
-        let folder = plant(name);
+        let (name, whole) = &machines[seed as usize % machines.len()];
+        let folder = scratch();
+        copy(whole.path(), folder.path());
         for _ in 0..=random.below(24) {
             damage(folder.path(), &mut random);
         }
@@ -338,6 +341,21 @@ fn damage(root: &Path, random: &mut Random) {
             fs::set_permissions(place, fs::Permissions::from_mode(0)).unwrap();
         }
         _ => fs::write(place, words[random.below(words.len() as u64) as usize]).unwrap(),
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    for entry in fs::read_dir(from).unwrap() {
+        let (path, to) = (entry.as_ref().unwrap().path(), to.join(entry.unwrap().file_name()));
+        let kind = fs::symlink_metadata(&path).unwrap();
+        if kind.is_symlink() {
+            symlink(fs::read_link(&path).unwrap(), &to).unwrap();
+        } else if kind.is_dir() {
+            fs::create_dir(&to).unwrap();
+            copy(&path, &to);
+        } else {
+            fs::copy(&path, &to).unwrap();
+        }
     }
 }
 
