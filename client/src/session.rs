@@ -14,7 +14,7 @@ use kaeru_common::fabric::tcp::{Tcp, TcpLink};
 #[cfg(feature = "verbs")]
 use kaeru_common::fabric::verbs::{self, Verbs, VerbsLink};
 use kaeru_common::fabric::{ConnectError, Fabric, FabricKind, LinkConfig};
-use kaeru_common::wire::control::{Attach, Exports, LaneTicket, Refusal, Welcome};
+use kaeru_common::wire::control::{Attach, Exports, HostFacts, LaneTicket, Refusal, Welcome};
 use kaeru_common::wire::grant::{Grant, Granted, Path};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -179,6 +179,15 @@ pub struct Listing {
     pub exports: Exports,
 }
 
+/// What a server's machine is.
+#[derive(Clone, Debug)]
+pub struct Description {
+    /// The address at which the server was reached.
+    pub peer: SocketAddr,
+    /// What it says of its machine.
+    pub facts: HostFacts,
+}
+
 /// An attached export. Dropping it gives the export back.
 pub struct Session {
     commands: mpsc::UnboundedSender<Command>,
@@ -206,6 +215,19 @@ pub fn list(server: &Server) -> Result<Listing, SessionError> {
     drop(commands);
     match events.blocking_recv() {
         Ok(Opening::Listed(listing)) => listing,
+        _ => Err(closed(server, "it ended without a word")),
+    }
+}
+
+/// Asks a server what its machine is.
+///
+/// # Errors
+/// [`SessionError`].
+pub fn describe(server: &Server) -> Result<Description, SessionError> {
+    let (_, events, commands, _) = start(server, Want::Describe)?;
+    drop(commands);
+    match events.blocking_recv() {
+        Ok(Opening::Described(description)) => *description,
         _ => Err(closed(server, "it ended without a word")),
     }
 }

@@ -16,6 +16,7 @@ use crate::harness::client::run_kaeru;
 use crate::harness::machine::{MACHINES, plant, recordings};
 use crate::harness::process::{Outcome, SOON, binary, run, run_within, scratch, tool};
 use crate::harness::random::{Random, with_seeds};
+use crate::harness::server::Server;
 use crate::requires;
 
 fn doctor(arguments: &[&str]) -> Outcome {
@@ -196,6 +197,35 @@ fn this_machine_can_be_examined_in_every_way() {
     let handed = run_kaeru(&["doctor", "--json"]);
     assert_eq!(handed.code, doctor(&[]).code);
     serde_json::from_str::<Value>(&handed.out).unwrap();
+}
+
+#[test]
+fn a_peer_tells_of_its_machine() {
+    let server = Server::start(&["--null", "x=1M"]);
+    let address = server.address.to_string();
+    let said = doctor(&["--peer", &address]);
+    assert!(matches!(said.code, Some(0..=2)) && said.err.is_empty(), "{said:?}");
+    assert!(
+        said.out.contains("The other machine") && said.out.contains("both ends have version"),
+        "{said:?}"
+    );
+    // Files say what they say, wherever they are.
+    let folder = plant("healthy-fdr-pair");
+    let said = about(folder.path(), &["--peer", &address, "--json"]);
+    let value: Value = serde_json::from_str(&said.out).unwrap();
+    let of_peer = |finding: &&Value| finding["section"] == "peer";
+    assert!(value["findings"].as_array().unwrap().iter().any(|finding| of_peer(&finding)), "{value:#}");
+}
+
+#[test]
+fn a_peer_that_does_not_answer_is_a_finding() {
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let said = doctor(&["--peer", &closed.to_string()]);
+    assert_eq!(said.code, Some(2), "{said:?}");
+    for part in ["The other machine", "cannot be asked", "Connection refused", "start kaerud"] {
+        assert!(said.out.contains(part), "{part}: {said:?}");
+    }
+    doctor(&["--peer", "host:0"]).failure(2, &["port"]);
 }
 
 #[test]

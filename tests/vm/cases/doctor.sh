@@ -3,11 +3,12 @@
 # shellcheck shell=bash source=tests/vm/kaeru.sh disable=SC2317 # check calls functions by name
 . "$KAERU_VM/kaeru.sh"
 
-# examine STATUS [COMMAND...]: runs the doctor, which ends with that status; its words are in `words`.
+# examine STATUS [ARGUMENT...]: runs the doctor, as $as if that is set; it ends with that status, its words are in `words`.
+as=()
 examine() {
     local wanted=$1 status=0
     shift
-    words=$("$@" "$KAERU_BIN/kaeru-doctor") || status=$?
+    words=$("${as[@]}" "$KAERU_BIN/kaeru-doctor" "$@") || status=$?
     say "$words"
     [ $status = "$wanted" ]
 }
@@ -17,7 +18,6 @@ told() {
     tr -s ' \n' '  ' <<<"$words" | grep -qF -- " $1 $2"
 }
 modules() { cut -d ' ' -f 1 /proc/modules | sort; }
-user() { setpriv --reuid=65534 --regid=65534 --clear-groups "$@"; }
 
 before=$(modules)
 check 'without a device it warns' examine 1
@@ -40,10 +40,20 @@ check 'NBD devices' told ok 'the driver of /dev/nbdN is loaded; 0 of 8 in use'
 ceiling='rxe0 port 1: software RDMA: the processors set the limit'
 check 'its ceiling is not made up' told note "$ceiling"
 
-limit=$(user bash -c 'ulimit -l')
-check 'another user may lock less' examine 1 user
+as=(setpriv --reuid=65534 --regid=65534 --clear-groups)
+limit=$("${as[@]}" bash -c 'ulimit -l')
+check 'another user may lock less' examine 1
 check 'as the shell says' told WARN "this user may lock $((limit / 1024)) MiB; one lane takes 16 MiB"
 check 'nothing is hidden from users' told ok 'not run by root, and no file that was looked at was hidden'
+as=()
+
+serve --null x=1M
+check 'a server tells of its machine' examine 0 --peer 10.9.0.1
+check 'which is this one' told note 'the other machine is this one'
+check 'and active' told ok "$(hostname), rxe0 port 1: active"
+check 'the server stops' stop_server
+check 'a server that is gone is a failure' examine 2 --peer 10.9.0.1
+check 'and is named' told FAIL '10.9.0.1: cannot be asked'
 
 ip link set d0 mtu 1500
 check 'a smaller MTU is a note' examine 0
