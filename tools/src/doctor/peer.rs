@@ -100,11 +100,15 @@ fn compare(ours: &HostFacts, theirs: &HostFacts, name: &str) -> Vec<Finding> {
         false => read(Finding::note("peer-version", "", format!("version {mine} here, {other} on {name}"))),
     });
     let (Some(here), Some(there)) = pair(ours, theirs) else {
-        let who = if ours.ports.is_empty() { "this machine" } else { name };
+        let who = match (ours.ports.is_empty(), theirs.ports.is_empty()) {
+            (true, true) => "neither machine has an RDMA device".to_owned(),
+            (true, false) => "this machine has no RDMA device".to_owned(),
+            (false, _) => format!("{name} has no RDMA device"),
+        };
         findings.push(
-            Finding::note("peer-ports", "", format!("{who} has no RDMA device, so data goes over TCP"))
-                .saw("this machine", format!("{} ports", ours.ports.len()))
-                .saw(name, format!("{} ports", theirs.ports.len())),
+            Finding::note("peer-ports", "", format!("{who}, so data goes over TCP"))
+                .saw("RDMA ports of this machine", ours.ports.len().to_string())
+                .saw(format!("RDMA ports of {name}"), theirs.ports.len().to_string()),
         );
         return findings;
     };
