@@ -9,6 +9,7 @@ mod cases {
     mod cli;
     mod conformance;
     mod control;
+    mod doctor;
     mod errors;
     mod files;
     mod handshake;

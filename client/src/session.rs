@@ -15,7 +15,7 @@ use kaeru_common::fabric::tcp::{Tcp, TcpLink};
 use kaeru_common::fabric::verbs::{self, Verbs, VerbsLink};
 use kaeru_common::fabric::{ConnectError, Fabric, FabricKind, Link, LinkConfig};
 use kaeru_common::session::client::Patience;
-use kaeru_common::wire::control::{Attach, Exports, LaneTicket, Refusal, Welcome};
+use kaeru_common::wire::control::{Attach, Exports, HostFacts, LaneTicket, Refusal, Welcome};
 use kaeru_common::wire::grant::{Grant, Granted, Path};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -183,6 +183,15 @@ pub struct Listing {
     pub exports: Exports,
 }
 
+/// What a server's machine is.
+#[derive(Clone, Debug)]
+pub struct Description {
+    /// The address at which the server was reached.
+    pub peer: SocketAddr,
+    /// What it says of its machine.
+    pub facts: HostFacts,
+}
+
 /// An attached export. Dropping it gives the export back.
 pub struct Session {
     commands: mpsc::UnboundedSender<Command>,
@@ -222,6 +231,19 @@ fn list_with(server: &Server, patience: Patience) -> Result<Listing, SessionErro
     drop(commands);
     match events.blocking_recv() {
         Ok(Opening::Listed(listing)) => listing,
+        _ => Err(closed(server, "it ended without a word")),
+    }
+}
+
+/// Asks a server what its machine is.
+///
+/// # Errors
+/// [`SessionError`].
+pub fn describe(server: &Server) -> Result<Description, SessionError> {
+    let (_, events, commands, _) = start(server, Want::Describe, Patience::default())?;
+    drop(commands);
+    match events.blocking_recv() {
+        Ok(Opening::Described(description)) => *description,
         _ => Err(closed(server, "it ended without a word")),
     }
 }

@@ -39,12 +39,8 @@ use crate::export::{Export, Exports};
 use crate::fabrics::VerbsOffer;
 use crate::gate::Gate;
 use crate::lane::Tokens;
-<<<<<<< HEAD
-use crate::store::{MemoryLimits, Null, OpenError, Ram, RamError, Staged, Store};
-=======
 use crate::status::Overview;
-use crate::store::{MemoryLimits, Null, Ram, RamError, Store};
->>>>>>> 64b1ac9 (Show what each export did and how fast, and what is wrong with it)
+use crate::store::{MemoryLimits, Null, OpenError, Ram, RamError, Staged, Store};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 1024;

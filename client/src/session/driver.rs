@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::{Command, Health, Listing, SessionError, closed};
+use super::{Command, Description, Health, Listing, SessionError, closed};
 use crate::target::Server;
 
 /// Bytes taken from the stream at once.
@@ -25,6 +25,7 @@ const CHUNK: usize = 64 << 10;
 /// What a stream is opened for.
 pub(super) enum Want {
     List,
+    Describe,
     Attach(Attach),
 }
 
@@ -33,6 +34,7 @@ pub(super) type Opened = Box<Result<(SocketAddr, Welcome, Granted), SessionError
 /// The first thing that a driver reports.
 pub(super) enum Opening {
     Listed(Result<Listing, SessionError>),
+    Described(Box<Result<Description, SessionError>>),
     Attached(Opened),
 }
 
@@ -171,6 +173,10 @@ impl Driver {
                     let listing = self.welcome.clone().map(|welcome| Listing { welcome, exports });
                     self.list_with(listing.ok_or_else(|| closed(&self.server, "it sent no welcome")));
                 }
+                Event::Described(facts) => {
+                    let known = self.peer.map(|peer| Description { peer, facts });
+                    self.describe_with(known.ok_or_else(|| closed(&self.server, "it has no address")));
+                }
                 Event::Attached(granted) => {
                     let opened = self.peer.zip(self.welcome.clone());
                     let opened = opened.map(|(peer, welcome)| (peer, welcome, granted));
@@ -204,6 +210,7 @@ impl Driver {
         self.welcome = Some(welcome);
         let asked = match &self.want {
             Want::List => self.core.list(Instant::now()),
+            Want::Describe => self.core.describe(Instant::now()),
             Want::Attach(attach) => self.core.attach(Instant::now(), attach.clone()),
         };
         if let Err(misuse) = asked {
@@ -231,12 +238,18 @@ impl Driver {
     fn open(&mut self, opened: Result<(SocketAddr, Welcome, Granted), SessionError>) {
         match (&self.want, opened) {
             (Want::List, Err(error)) => self.list_with(Err(error)),
+            (Want::Describe, Err(error)) => self.describe_with(Err(error)),
             (_, opened) => self.report(Opening::Attached(Box::new(opened))),
         }
     }
 
     fn list_with(&mut self, listing: Result<Listing, SessionError>) {
         self.report(Opening::Listed(listing));
+        self.core.close();
+    }
+
+    fn describe_with(&mut self, description: Result<Description, SessionError>) {
+        self.report(Opening::Described(Box::new(description)));
         self.core.close();
     }
 

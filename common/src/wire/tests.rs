@@ -114,6 +114,43 @@ fn attach(resume: Option<SessionId>) -> Attach {
     Attach { export: "scratch".parse().unwrap(), read_only: true, steal: false, resume }
 }
 
+fn facts() -> HostFacts {
+    let none = Said::default;
+    let node = PciFacts {
+        address: "p".into(),
+        speed: "8".into(),
+        width: "4".into(),
+        max_speed: none(),
+        max_width: none(),
+    };
+    let port = PortFacts {
+        device: "mlx4_0".into(),
+        number: 1,
+        parent: none(),
+        node_type: none(),
+        firmware: none(),
+        psid: none(),
+        node_guid: none(),
+        pci_vendor: "0x15b3".into(),
+        pci_device: "0x1003".into(),
+        pci: list(vec![node]),
+        link_layer: "InfiniBand".into(),
+        state: none(),
+        phys_state: none(),
+        rate: none(),
+        lid: "0x1".into(),
+        sm_lid: none(),
+        mtu: none(),
+        mode: none(),
+        interface: none(),
+        interface_mtu: none(),
+        interface_speed: none(),
+        roce_v1: false,
+        roce_v2: true,
+    };
+    HostFacts { software: "kaerud".into(), host: "frog".into(), kernel: "6".into(), ports: list(vec![port]) }
+}
+
 /// Every message once, with its bytes in hexadecimal: what version 1 is. Spaces part the fields.
 fn golden() -> Vec<(Message, &'static str)> {
     let hello = Hello {
@@ -178,6 +215,14 @@ fn golden() -> Vec<(Message, &'static str)> {
         (Message::Goodbye(Refusal::new(Status::ShuttingDown, "")), "00000004 000e  0008 0000"),
         (Message::KeepAlive(Pulse { sequence: 9 }), "00000004 0010  00000009"),
         (Message::KeepAliveAck(Pulse { sequence: 9 }), "00000004 0011  00000009"),
+        (Message::Describe(Empty), "00000000 0013"),
+        (
+            Message::Described(facts()),
+            "0000006a 0014  0006 6b6165727564 0004 66726f67 0001 36  0001 \
+             0006 6d6c78345f30 01 0000 0000 0000 0000 0000 0006 307831356233 0006 307831303033 \
+             0001  0001 70 0001 38 0001 34 0000 0000 \
+             000a 496e66696e6942616e64 0000 0000 0000 0003 307831 0000 0000 0000 0000 0000 0000 00 01",
+        ),
     ]
 }
 
@@ -475,6 +520,54 @@ fn any_hello() -> impl Strategy<Value = Hello> {
     })
 }
 
+fn any_facts() -> impl Strategy<Value = HostFacts> {
+    let said = || vec(text::<MAX_FACT_BYTES>(), 25);
+    let port = (said(), any::<u8>(), 0..=MAX_PCI_NODES, any::<[bool; 2]>()).prop_map(
+        |(said, number, nodes, [roce_v1, roce_v2])| {
+            let mut said = said.into_iter();
+            let mut next = || said.next().unwrap();
+            let node = PciFacts {
+                address: next(),
+                speed: next(),
+                width: next(),
+                max_speed: next(),
+                max_width: next(),
+            };
+            PortFacts {
+                device: next(),
+                number,
+                parent: next(),
+                node_type: next(),
+                firmware: next(),
+                psid: next(),
+                node_guid: next(),
+                pci_vendor: next(),
+                pci_device: next(),
+                pci: list(vec![node; nodes]),
+                link_layer: next(),
+                state: next(),
+                phys_state: next(),
+                rate: next(),
+                lid: next(),
+                sm_lid: next(),
+                mtu: next(),
+                mode: next(),
+                interface: next(),
+                interface_mtu: next(),
+                interface_speed: next(),
+                roce_v1,
+                roce_v2,
+            }
+        },
+    );
+    (text(), text(), text(), vec(port, 0..4)).prop_map(|(software, host, kernel, ports)| HostFacts {
+        software,
+        host,
+        kernel,
+        ports: list(ports),
+    })
+}
+
 fn any_message() -> impl Strategy<Value = Message> {
     let refusal = || (status(), text()).prop_map(|(status, text)| Refusal { status, text });
     let pulse = || any::<u32>().prop_map(|sequence| Pulse { sequence });
@@ -499,7 +592,13 @@ fn any_message() -> impl Strategy<Value = Message> {
         refusal().prop_map(Message::Goodbye),
         pulse().prop_map(Message::KeepAlive),
         pulse().prop_map(Message::KeepAliveAck),
-        prop_oneof![Just(Message::List(Empty)), Just(Message::Detach(Empty)), Just(Message::Detached(Empty))],
+        any_facts().prop_map(Message::Described),
+        prop_oneof![
+            Just(Message::List(Empty)),
+            Just(Message::Describe(Empty)),
+            Just(Message::Detach(Empty)),
+            Just(Message::Detached(Empty))
+        ],
     ]
 }
 
@@ -520,7 +619,7 @@ proptest! {
     }
 
     #[test]
-    fn garbage_never_panics_and_what_is_taken_means_itself(kind in 0u16..20, body in vec(any::<u8>(), 0..300)) {
+    fn garbage_never_panics_and_what_is_taken_means_itself(kind in 0u16..22, body in vec(any::<u8>(), 0..300)) {
         if let Ok(message) = Message::decode(kind, &body) {
             prop_assert_eq!(&frame(&message)[HEADER_BYTES..], &body[..]);
         }
