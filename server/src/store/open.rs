@@ -313,8 +313,9 @@ impl Opening<'_> {
 
     /// A file that was created in an earlier life must have the size that is asked for now.
     fn check_created(&self, wanted: u64) -> Result<(), OpenError> {
-        let found = fs::metadata(self.path).map_err(|source| self.cannot_open(source))?.len();
-        if found == wanted || self.options.target == Target::Disk {
+        let metadata = fs::metadata(self.path).map_err(|source| self.cannot_open(source))?;
+        let found = metadata.len();
+        if found == wanted || !metadata.is_file() {
             return Ok(());
         }
         Err(OpenError::OtherSize { path: self.path.to_owned(), found: Size(found), wanted: Size(wanted) })
