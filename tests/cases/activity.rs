@@ -1,7 +1,6 @@
 //! What `status`, `ls` and `kaerud` say of work: exact counts, times that make sense, and what is wrong.
 
 use std::fs::OpenOptions;
-use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -10,7 +9,6 @@ use crate::harness::client::{Nbd, run_kaeru};
 use crate::harness::nbd::{CMD_FLUSH, CMD_WRITE, Raw};
 use crate::harness::process::{eventually, scratch};
 use crate::harness::server::{Server, run_kaerud};
-use crate::requires;
 
 /// The one attachment of a `kaeru nbd`.
 #[track_caller]
@@ -136,15 +134,8 @@ fn kaerud_tells_on_sigusr1_and_at_its_end() {
     }
 }
 
-/// Whether this kaerud exports files.
-fn files() -> Result<(), String> {
-    let help = run_kaerud(&["--help"]).success();
-    if help.contains("--file") { Ok(()) } else { Err("this kaerud has no --file".into()) }
-}
-
 #[test]
 fn a_server_counts_what_it_does_to_a_file() {
-    requires!(files());
     let folder = scratch();
     let path = folder.path().join("data.img");
     let mut server = Server::start(&["--file", &format!("data={},create=16M", path.display())]);
@@ -179,7 +170,6 @@ fn a_server_counts_what_it_does_to_a_file() {
 
 #[test]
 fn a_file_that_failed_filled_up_or_shrank_is_told() {
-    requires!(files());
     let folder = scratch();
     let place = |name: &str| folder.path().join(name);
     let file = |name: &str| format!("{name}={},create=4M", place(name).display());
@@ -217,7 +207,6 @@ fn a_file_that_failed_filled_up_or_shrank_is_told() {
     troubles("unsafe", &["flushes fail until kaerud is started anew", "a flush ("]);
     // It stays reported, whatever succeeds meanwhile; also where the export is attached.
     raw.write(0, &[1; 4096]).unwrap();
-    std::thread::sleep(Duration::from_millis(50));
     troubles("unsafe", &["flushes fail"]);
     let said = status(&broken)["trouble"].as_str().unwrap_or_default().to_owned();
     assert!(said.contains("flushes fail"), "{said:?}");
