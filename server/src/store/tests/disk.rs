@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kaeru_common::error::Status;
 use tempfile::TempDir;
@@ -21,15 +20,20 @@ fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
     }
 }
 
-/// One test at a time: to start a program on another thread keeps our files open for a moment longer.
-static ALONE: Mutex<()> = Mutex::new(());
+/// One test at a time, in whatever process: to start a program on another thread keeps our files open for a moment
+/// longer, and a loop device that is read-only stays so for whoever gets its number next.
+fn alone() -> fs::File {
+    let lock = fs::File::create(std::env::temp_dir().join("kaeru-loop-devices.lock")).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    lock
+}
 
 /// A loop device on a file, gone with this.
-struct Loop(PathBuf, #[expect(dead_code, reason = "it is held")] MutexGuard<'static, ()>);
+struct Loop(PathBuf, #[expect(dead_code, reason = "it is held")] fs::File);
 
 impl Loop {
     fn new(file: &Path, sector: u32) -> Result<Self, String> {
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let alone = alone();
         let sector = format!("--sector-size={sector}");
         run("losetup", &["--find", "--show", &sector, file.to_str().unwrap()])
             .map(|path| Self(path.into(), alone))
