@@ -6,9 +6,15 @@ use super::regions::{Regions, Target};
 use super::responder::Posted;
 use crate::fabric::buffer::SpanMut;
 
-/// Bytes of the stage. Enough for a page with its header, so that the smallest usual transfer takes one call and one
-/// short copy; few enough that of larger ones nearly all goes straight to its place.
-const STAGE: usize = 4096 + 4 * HEADER;
+/// Bytes of the stage. Enough for several pages with their headers, so that one call takes many small transfers, at a short
+/// copy each.
+const STAGE: usize = 8 * (4096 + 2 * HEADER);
+
+/// Bytes of it that are used while transfers are large: of those nearly all is to go straight to its place.
+const STAGE_OF_LARGE: usize = 4096 + 4 * HEADER;
+
+/// Bytes from which a transfer is large.
+const LARGE: u32 = 16 << 10;
 
 /// Where a payload goes.
 #[derive(Debug)]
@@ -72,11 +78,13 @@ pub(super) struct Inbox {
     start: usize,
     end: usize,
     pub(super) payload: Option<Payload>,
+    /// Whether the last transfer was large; the next one probably is what the last one was.
+    large: bool,
 }
 
 impl Inbox {
     pub(super) fn new() -> Self {
-        Self { stage: Box::new([0; STAGE]), start: 0, end: 0, payload: None }
+        Self { stage: Box::new([0; STAGE]), start: 0, end: 0, payload: None, large: false }
     }
 
     /// The free part of the stage and the payload that goes ahead of it. Less than a header is moved to make room.
@@ -84,7 +92,11 @@ impl Inbox {
         self.stage.copy_within(self.start..self.end, 0);
         self.end -= self.start;
         self.start = 0;
-        (&mut self.stage[self.end..], self.payload.as_mut())
+        if let Some(payload) = &self.payload {
+            self.large = payload.length >= LARGE;
+        }
+        let until = if self.large { STAGE_OF_LARGE.max(self.end + HEADER) } else { STAGE };
+        (&mut self.stage[self.end..until], self.payload.as_mut())
     }
 
     /// `bytes` were received, first into the payload, then into the stage.
@@ -105,7 +117,14 @@ impl Inbox {
             payload.copy_from(regions, &self.stage[self.start..self.start + here]);
             self.start += here;
         }
-        if payload.missing() > 0 { None } else { self.payload.take() }
+        if payload.missing() > 0 {
+            return None;
+        }
+        // A message says nothing about the transfers around it.
+        if !matches!(payload.place, Place::Recv(_)) {
+            self.large = payload.length >= LARGE;
+        }
+        self.payload.take()
     }
 
     /// The next header, if all of it is there and no payload comes first.
