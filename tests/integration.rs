@@ -8,6 +8,7 @@ mod cases {
     mod cli;
     mod conformance;
     mod control;
+    mod doctor;
     mod errors;
     mod handshake;
     mod idle;

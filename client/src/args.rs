@@ -54,6 +54,9 @@ pub enum Command {
     /// Measure; the same as kaeru-bench
     #[command(disable_help_flag = true)]
     Bench(Passed),
+    /// Say what is wrong with the RDMA of this machine; the same as kaeru-doctor
+    #[command(disable_help_flag = true)]
+    Doctor(Passed),
     /// Print a completion script for a shell
     Completions {
         /// The shell

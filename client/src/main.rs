@@ -39,6 +39,7 @@ fn run(args: Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
         Command::Ls(ls) => list::run(&ls.server, ls.json, &mut out)?,
         Command::Nbd(nbd) => serve::run(&nbd, &mut out)?,
         Command::Bench(passed) => return hand_over("kaeru-bench", &passed),
+        Command::Doctor(passed) => return hand_over("kaeru-doctor", &passed),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Args::command(), "kaeru", &mut out)
         }

@@ -1,0 +1,33 @@
+//! `kaeru-doctor`: parse, run, map what was found to an exit code.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+use kaeru_tools::doctor;
+use kaeru_tools::doctor::args::Args;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match run(&args) {
+        Ok(code) => code,
+        // Whoever reads our output has seen enough, as `head` does.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "kaeru-doctor: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(args: &Args) -> io::Result<ExitCode> {
+    let mut out = io::stdout();
+    if let Some(shell) = args.completions {
+        clap_complete::generate(shell, &mut Args::command(), "kaeru-doctor", &mut out);
+    } else if args.man {
+        clap_mangen::Man::new(Args::command()).render(&mut out)?;
+    } else {
+        return Ok(ExitCode::from(doctor::run(args, &mut out)?));
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,145 @@
+//! Which cards and RDMA devices there are, and whether their drivers are.
+
+use kaeru_common::host::{Kind, PciDevice, RdmaDevice};
+
+use super::Patient;
+use super::finding::Finding;
+
+pub(super) fn all(patient: &Patient) -> Vec<Finding> {
+    let host = &patient.host;
+    let mut findings = Vec::new();
+    if host.cards.is_empty() {
+        findings.push(no_card(patient));
+    }
+    findings.extend(host.cards.iter().map(|card| driver(patient, card)));
+    let is_shown = |device: &&RdmaDevice| {
+        device.card().is_none_or(|pci| host.cards.iter().all(|card| card.path != pci.path))
+    };
+    findings.extend(host.rdma.iter().filter(is_shown).map(device));
+    if !host.rdma.is_empty() {
+        findings.push(modules(patient));
+    }
+    findings
+}
+
+/// No card of ours on PCI.
+fn no_card(patient: &Patient) -> Finding {
+    let others: Vec<&RdmaDevice> = patient.host.rdma.iter().collect();
+    let where_looked = ("/sys/bus/pci/devices/*/vendor", "no network card with 0x15b3");
+    if !others.is_empty() {
+        return Finding::ok("card", "", "no Mellanox/NVIDIA card on PCI; there is another RDMA device")
+            .saw(where_looked.0, where_looked.1);
+    }
+    Finding::warn("card", "", "no Mellanox/NVIDIA card on PCI, and no RDMA device")
+        .saw(where_looked.0, where_looked.1)
+        .saw("/sys/class/infiniband", "no device")
+        .means("Without RDMA, Kaeru carries everything over TCP. That works, and is slower than a card.")
+        .todo(
+            "If there is a card in this machine: reseat it, try another slot, and look for \"above 4G decoding\" in \
+             the BIOS. This must show it:",
+            &["lspci -nn | grep -i mellanox"],
+        )
+        .todo(
+            "If there is none, the kernel can do RDMA in software, to try things out:",
+            &["sudo modprobe rdma_rxe", "sudo rdma link add rxe0 type rxe netdev eth0"],
+        )
+}
+
+/// A card has an RDMA device, or the driver for it is missing.
+fn driver(patient: &Patient, card: &PciDevice) -> Finding {
+    let subject = card.address.as_str();
+    let found: Vec<&str> = patient
+        .host
+        .rdma
+        .iter()
+        .filter(|device| device.card().is_some_and(|pci| pci.path == card.path))
+        .map(|device| device.name.as_str())
+        .collect();
+    let described = |finding: Finding| finding.read(&card.vendor).read(&card.device);
+    let driver = card.driver.as_deref().unwrap_or("none");
+    if !found.is_empty() {
+        let title = format!("{}, driver {driver}, RDMA device {}", card.name(), found.join(", "));
+        return described(Finding::ok("driver", subject, title));
+    }
+    let software = &patient.host.software;
+    let Some(module) = card.rdma_module() else {
+        let title = format!("{} has no RDMA device; this program knows no driver for it", card.name());
+        return described(Finding::warn("driver", subject, title));
+    };
+    let core = module.replace("_ib", "_core");
+    let loaded = |name: &str| if software.has_module(name) { "loaded" } else { "not loaded" };
+    let finding = described(Finding::fail(
+        "driver",
+        subject,
+        format!("{} is there, but the RDMA driver for it is not", card.name()),
+    ))
+    .saw(format!("{}/driver", card.path), driver)
+    .saw(format!("/sys/module/{core}"), loaded(&core))
+    .saw(format!("/sys/module/{module}"), loaded(module))
+    .saw("/sys/class/infiniband", "no device of this card");
+    let load = format!("sudo modprobe -a {module} ib_uverbs rdma_ucm");
+    if card.driver.is_none() {
+        return finding.means("No driver has taken the card at all. The kernel's log may say why.").todo(
+            "Load the driver, and read what it says:",
+            &[&format!("sudo modprobe {core}"), &format!("sudo dmesg | grep {core}"), &load],
+        );
+    }
+    finding
+        .means(format!(
+            "{driver} makes the card a network card. Its RDMA half is {module}, which the kernel loads by itself only \
+             where the package rdma-core is installed."
+        ))
+        .todo("Install it and load the rest:", &["sudo apt install rdma-core", &load])
+}
+
+/// What an RDMA device is.
+fn device(device: &RdmaDevice) -> Finding {
+    let (check, subject) = ("device", device.name.as_str());
+    match device.kind() {
+        Kind::SoftRoce => Finding::note(
+            check,
+            subject,
+            format!("Soft-RoCE on {}: software RDMA: figures are not a card's", device.parent.or_reason()),
+        )
+        .read(&device.parent)
+        .means("The kernel does in software what a card does. It is good for trying things out, and slower than a card."),
+        Kind::SoftIwarp => Finding::note(
+            check,
+            subject,
+            "iWARP without a card on PCI: software RDMA: figures are not a card's",
+        )
+        .read(&device.node_type)
+        .means("Kaeru was never tried with iWARP."),
+        Kind::Unknown => Finding::note(check, subject, "an RDMA device without a card on PCI")
+            .read(&device.parent)
+            .read(&device.node_type),
+        Kind::Card => Finding::ok(check, subject, device.what()),
+    }
+}
+
+/// The modules that programs need to reach a device.
+fn modules(patient: &Patient) -> Finding {
+    let software = &patient.host.software;
+    let wanted = [("ib_uverbs", "uverbs"), ("rdma_ucm", "rdma_cm")];
+    // A driver that is built into the kernel is no module, but its device files are there.
+    let has_files = patient.host.rdma.iter().any(|device| device.verbs.is_some());
+    let missing: Vec<&str> = wanted
+        .iter()
+        .filter(|(module, file)| {
+            let by_file = if *file == "uverbs" { has_files } else { software.rdma_cm_file.is_some() };
+            !software.has_module(module) && !by_file
+        })
+        .map(|(module, _)| *module)
+        .collect();
+    if missing.is_empty() {
+        return Finding::ok("modules", "", "the modules by which programs reach RDMA devices are loaded")
+            .saw("/sys/module", "ib_uverbs, rdma_ucm");
+    }
+    Finding::fail("modules", "", format!("{} not loaded", missing.join(" and ")))
+        .saw("/sys/module", format!("no {}", missing.join(", no ")))
+        .means("Without them no program can reach an RDMA device, whatever the card can do.")
+        .todo(
+            "Load them; the package rdma-core does so at every boot:",
+            &["sudo apt install rdma-core", &format!("sudo modprobe -a {}", missing.join(" "))],
+        )
+}

@@ -1,0 +1,80 @@
+//! `kaeru-doctor`: what is wrong with the RDMA of this machine, and what to do.
+//!
+//! ```text
+//!   Host (facts) ─┐
+//!   Aside ────────┼──▶ Patient ──▶ checks: one function each ──▶ Findings ──▶ Report ──▶ text, JSON, exit status
+//!   second Host ──┘                                              Ceilings
+//! ```
+//! A check takes facts and returns a [`Finding`]: what was read where, what it means, what to do. Checks read and change
+//! nothing themselves, so every one can be tested on a folder with a copy of another machine's files. They lie in a
+//! module for each subject; to add one, write the function and name it in that module's `all`.
+
+pub mod args;
+mod aside;
+mod ceilings;
+pub mod finding;
+pub mod report;
+mod run;
+
+mod access;
+mod cards;
+mod counters;
+mod firmware;
+mod limits;
+mod link;
+mod nbd;
+mod network;
+mod pcie;
+mod power;
+
+use kaeru_common::host::{Host, Port, RdmaDevice};
+
+pub use self::aside::Aside;
+pub use self::counters::Watched;
+pub use self::run::run;
+
+use self::finding::{Finding, Section};
+use self::report::Report;
+
+/// All that the checks look at.
+#[derive(Debug)]
+pub struct Patient {
+    /// The machine.
+    pub host: Host,
+    /// What programs and libraries said.
+    pub aside: Aside,
+    /// The machine some time later.
+    pub watched: Option<Watched>,
+    /// Bytes of RAM that are to be exported.
+    pub export: Option<u64>,
+}
+
+impl Patient {
+    /// Every port, with its device.
+    fn ports(&self) -> impl Iterator<Item = (&RdmaDevice, &Port)> {
+        self.host.rdma.iter().flat_map(|device| device.ports.iter().map(move |port| (device, port)))
+    }
+}
+
+/// What a port is called in a report.
+fn name_of(device: &RdmaDevice, port: &Port) -> String {
+    format!("{} port {}", device.name, port.number)
+}
+
+/// Runs every check.
+pub fn examine(patient: &Patient) -> Report {
+    let sections: [(Section, Vec<Finding>); 7] = [
+        (Section::Cards, [cards::all(patient), access::all(patient), firmware::all(patient)].concat()),
+        (Section::Slot, pcie::all(patient)),
+        (Section::Link, link::all(patient)),
+        (Section::Cable, counters::all(patient)),
+        (Section::Network, network::all(patient)),
+        (Section::System, [limits::all(patient), power::all(patient), nbd::all(patient)].concat()),
+        (Section::Ceilings, ceilings::all(patient)),
+    ];
+    let findings = sections
+        .into_iter()
+        .flat_map(|(section, findings)| findings.into_iter().map(move |finding| finding.in_section(section)))
+        .collect();
+    Report::new(&patient.host, findings, ceilings::measure(patient))
+}
