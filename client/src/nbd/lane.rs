@@ -40,6 +40,7 @@ use self::incoming::Incoming;
 use self::outgoing::Outgoing;
 pub use self::wait::{Spin, Stop};
 use super::proto::NbdError;
+use super::stamps::Stamps;
 use super::transmission::{Command, ExportLimits, Malformed, ReplyHeader};
 use crate::inflight::{RequestId, Table};
 use crate::remote::{Answer, Failure, Remote};
@@ -149,6 +150,8 @@ pub struct Lane<L: Link> {
     config: LaneConfig,
     stop: Stop,
     counters: Arc<LaneCounters>,
+    /// Who wants to know when each request passed where.
+    stamps: Option<Arc<Stamps>>,
     incoming: Incoming,
     outgoing: Outgoing,
     /// A slot for payload that is received together with its header.
@@ -212,7 +215,15 @@ impl<L: Link> Lane<L> {
             config,
             stop,
             counters,
+            stamps: None,
         }
+    }
+
+    /// Notes in `stamps` when each request passed where.
+    #[must_use]
+    pub fn with_stamps(mut self, stamps: Arc<Stamps>) -> Self {
+        self.stamps = Some(stamps);
+        self
     }
 
     /// Takes bytes of the stream that were received before the lane existed: at most [`EARLY_BYTES`].
@@ -279,6 +290,9 @@ impl<L: Link> Lane<L> {
         self.owed -= 1;
         let Some(flight) = self.table.get(id) else { return };
         flight.outstanding -= 1;
+        if self.stamps.is_some() {
+            flight.marks.complete(answer.spent);
+        }
         let (command, failed) = (flight.request.command, flight.error.is_some());
         match (answer.result, answer.slot) {
             (Err(error), _) => {
