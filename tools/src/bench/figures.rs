@@ -107,6 +107,8 @@ pub struct Figures {
     pub bytes_per_second: f64,
     /// Processor time of kaeru-bench and the kernel on its behalf, for all operations of the run.
     pub client_cpu_seconds: f64,
+    /// The same in per cent of one processor.
+    pub client_cpu_percent: Option<f64>,
     /// Processor time of the server; absent where it does not tell.
     pub server_cpu_seconds: Option<f64>,
     /// Full round trips; with a rate, from when each operation was due.
@@ -126,20 +128,20 @@ impl Figures {
             iops,
             bytes_per_second: iops * f64::from(block),
             client_cpu_seconds: cpu.as_secs_f64(),
+            client_cpu_percent: (seconds > 0.0).then(|| tenth(100.0 * cpu.as_secs_f64() / seconds)),
             server_cpu_seconds: None,
             latency_us: Latency::of(samples),
         }
-    }
-
-    /// Processors that kaeru-bench kept busy, in per cent of one.
-    pub fn client_cpu_percent(&self) -> Option<f64> {
-        (self.seconds > 0.0).then(|| 100.0 * self.client_cpu_seconds / self.seconds)
     }
 
     /// Processors that the server kept busy, in per cent of one.
     pub fn server_cpu_percent(&self) -> Option<f64> {
         self.server_cpu_seconds.filter(|_| self.seconds > 0.0).map(|cpu| 100.0 * cpu / self.seconds)
     }
+}
+
+fn tenth(number: f64) -> f64 {
+    (number * 10.0).round() / 10.0
 }
 
 /// A stage of operations.
@@ -195,6 +197,8 @@ pub struct Measured {
     pub all: Figures,
     /// Each run.
     pub runs: Vec<Figures>,
+    /// The lowest and the highest median of the runs; absent with one run.
+    pub median_spread_us: Option<(f64, f64)>,
     /// Half of each latency, where perftest prints such: `ib_write_lat` halves the time there and back.
     pub half_round_trip_us: Option<Latency>,
     /// With a rate: from when each operation was begun. It hides how long operations waited for that.
@@ -309,6 +313,7 @@ impl Gathered {
                 .map(|(percentile, time)| CurvePoint { percentile, us: micros(time) })
                 .collect(),
             all,
+            median_spread_us: spread(runs, |run| run.latency_us.p50),
             runs: runs.to_vec(),
         }
     }
@@ -325,14 +330,14 @@ fn stage_figures(stages: &Stages) -> Vec<StageFigures> {
         .collect()
 }
 
-impl Measured {
-    /// The smallest and the largest of a figure over the runs; `None` where fewer than two have it.
-    pub fn spread(&self, figure: impl Fn(&Figures) -> Option<f64>) -> Option<(f64, f64)> {
-        let found: Vec<f64> = self.runs.iter().filter_map(figure).collect();
-        let (low, high) = (found.iter().copied().reduce(f64::min)?, found.iter().copied().reduce(f64::max)?);
-        (found.len() > 1).then_some((low, high))
-    }
+/// The smallest and the largest of a figure over the runs; `None` where fewer than two have it.
+pub fn spread(runs: &[Figures], figure: impl Fn(&Figures) -> Option<f64>) -> Option<(f64, f64)> {
+    let found: Vec<f64> = runs.iter().filter_map(figure).collect();
+    let (low, high) = (found.iter().copied().reduce(f64::min)?, found.iter().copied().reduce(f64::max)?);
+    (found.len() > 1).then_some((low, high))
+}
 
+impl Measured {
     /// Its place and operation in words: `remote read 4 KiB, depth 1`.
     pub fn title(&self) -> String {
         let lanes = if self.lanes > 1 { format!(" × {} lanes", self.lanes) } else { String::new() };

@@ -109,8 +109,7 @@ fn latencies(report: &Report, out: &mut dyn Write) -> io::Result<()> {
             rows.push([name, row(uncorrected.columns())].concat());
         }
     }
-    let sweep_left = if sweep { 2 } else { 2 };
-    columns(out, sweep_left, &rows)?;
+    columns(out, 2, &rows)?;
     if report.results.iter().any(|result| result.half_round_trip_us.is_some()) {
         paragraph(out, "half:", 6, "half a round trip, as ib_write_lat prints; it halves a write there and one back, \
             this halves a write and its acknowledgement")?;
@@ -128,9 +127,8 @@ fn throughput(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     let mut rows = vec![[which_head(sweep), head].concat()];
     for result in &report.results {
         let Figures { iops, bytes_per_second, errors, retries, .. } = &result.all;
-        let cpu = result.all.client_cpu_percent().map_or("-".to_owned(), |percent| format!("{percent:.0} %"));
-        let spread = result.spread(|run| run.latency_us.p50);
-        let spread = spread.map_or("-".to_owned(), |(low, high)| {
+        let cpu = result.all.client_cpu_percent.map_or("-".to_owned(), |percent| format!("{percent:.0} %"));
+        let spread = result.median_spread_us.map_or("-".to_owned(), |(low, high)| {
             format!("{} to {}", micros_f64(Some(low)), micros_f64(Some(high)))
         });
         let retries = retries.map_or("-".to_owned(), |retries| retries.to_string());

@@ -82,8 +82,9 @@ impl<L: Link> Way for Bare<L> {
     fn poll(&mut self, back: &mut Vec<Back>) {
         self.raw.link.poll(&mut self.completions);
         back.extend(self.completions.drain(..).map(|completion| {
-            let Completion { tag, slot, result, .. } = completion;
-            Back { tag, slot: Some(slot), result: result.map_err(Failure::Link), spent: None }
+            // Its slot goes back to the pool.
+            let Completion { tag, result, .. } = completion;
+            Back { tag, result: result.map_err(Failure::Link), spent: None }
         }));
     }
 

@@ -21,7 +21,6 @@ use crate::bench::workload::{Op, pattern};
 /// A piece that came back.
 pub(super) struct Back {
     pub(super) tag: u64,
-    pub(super) slot: Option<Slot>,
     pub(super) result: Result<u32, Failure>,
     pub(super) spent: Option<Spent>,
 }

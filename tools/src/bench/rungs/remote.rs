@@ -75,8 +75,9 @@ impl<L: Link> Way for Library<L> {
     fn poll(&mut self, back: &mut Vec<Back>) {
         self.remote.poll(&mut self.answers);
         back.extend(self.answers.drain(..).map(|answer| {
-            let Answer { tag, slot, result, spent, .. } = answer;
-            Back { tag, slot, result, spent }
+            // Its slot goes back to the pool.
+            let Answer { tag, result, spent, .. } = answer;
+            Back { tag, result, spent }
         }));
     }
 
