@@ -70,7 +70,8 @@ impl Stamps {
     pub(crate) fn note(&self, cookie: u64, taken: Instant, marks: &Marks) {
         let place = self.place(cookie);
         let since = |at: Instant| (at.saturating_duration_since(self.start).as_nanos() as u64).max(1);
-        let nanos = |time: fn(Spent) -> Duration| marks.spent.map_or(0, |spent| time(spent).as_nanos() as u64);
+        let nanos =
+            |time: fn(Spent) -> Duration| marks.spent.map_or(0, |spent| time(spent).as_nanos() as u64);
         for (word, value) in [
             (&place.taken, since(taken)),
             (&place.posted, marks.posted.map_or(0, since)),

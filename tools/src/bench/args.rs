@@ -252,7 +252,11 @@ fn parse_block(text: &str) -> Result<u32, String> {
 
 fn parse_positive(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|_| format!("\"{text}\" is no number"))?;
-    if number.is_finite() && number > 0.0 && number < 1e9 { Ok(number) } else { Err("it has to be above 0".into()) }
+    if number.is_finite() && number > 0.0 && number < 1e9 {
+        Ok(number)
+    } else {
+        Err("it has to be above 0".into())
+    }
 }
 
 #[cfg(test)]
@@ -267,7 +271,10 @@ mod tests {
 
     #[test]
     fn blocks_have_bounds() {
-        assert_eq!((parse_block("8"), parse_block("4K"), parse_block("32M")), (Ok(8), Ok(4096), Ok(32 << 20)));
+        assert_eq!(
+            (parse_block("8"), parse_block("4K"), parse_block("32M")),
+            (Ok(8), Ok(4096), Ok(32 << 20))
+        );
         for text in ["0", "33M", "-1", "x"] {
             assert!(parse_block(text).is_err(), "{text}");
         }

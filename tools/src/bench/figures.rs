@@ -117,7 +117,14 @@ pub struct Figures {
 
 impl Figures {
     /// Of one kind of operation in runs that are given as elapsed time, processor time and retries.
-    fn of(samples: &Samples, errors: u64, block: u32, elapsed: Duration, cpu: Duration, retries: Option<u64>) -> Self {
+    fn of(
+        samples: &Samples,
+        errors: u64,
+        block: u32,
+        elapsed: Duration,
+        cpu: Duration,
+        retries: Option<u64>,
+    ) -> Self {
         let seconds = elapsed.as_secs_f64();
         let iops = if seconds > 0.0 { samples.count() as f64 / seconds } else { 0.0 };
         Self {
@@ -125,10 +132,10 @@ impl Figures {
             errors,
             retries,
             seconds,
-            iops,
-            bytes_per_second: iops * f64::from(block),
+            iops: round(iops, 1e3),
+            bytes_per_second: round(iops * f64::from(block), 10.0),
             client_cpu_seconds: cpu.as_secs_f64(),
-            client_cpu_percent: (seconds > 0.0).then(|| tenth(100.0 * cpu.as_secs_f64() / seconds)),
+            client_cpu_percent: (seconds > 0.0).then(|| round(100.0 * cpu.as_secs_f64() / seconds, 10.0)),
             server_cpu_seconds: None,
             latency_us: Latency::of(samples),
         }
@@ -140,8 +147,9 @@ impl Figures {
     }
 }
 
-fn tenth(number: f64) -> f64 {
-    (number * 10.0).round() / 10.0
+/// As many parts of one as are worth writing down: what is shorter is read back as it was.
+fn round(number: f64, parts: f64) -> f64 {
+    (number * parts).round() / parts
 }
 
 /// A stage of operations.

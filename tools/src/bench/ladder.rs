@@ -35,7 +35,9 @@ pub enum BenchError {
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// The file about the server's machine is of no use.
-    #[error("cannot use {file} for --server-machine: {reason}; make it with: kaeru-bench machine --json > FILE")]
+    #[error(
+        "cannot use {file} for --server-machine: {reason}; make it with: kaeru-bench machine --json > FILE"
+    )]
     ServerMachine {
         /// The file.
         file: String,
@@ -74,7 +76,8 @@ fn read_machine(path: &Path) -> Result<Machine, BenchError> {
 fn empty(plan: &Plan, command: &str, server: Option<Machine>) -> Report {
     let path = |path: &Option<std::path::PathBuf>| path.as_ref().map(|path| path.display().to_string());
     let target = plan.target.as_ref().map(ToString::to_string);
-    let target = target.or_else(|| path(&plan.socket)).or_else(|| path(&plan.device)).or_else(|| path(&plan.disk));
+    let target =
+        target.or_else(|| path(&plan.socket)).or_else(|| path(&plan.device)).or_else(|| path(&plan.disk));
     let began = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let mut labels: Vec<String> = plan.labels.iter().map(|label| format!("label: {label}")).collect();
     if cfg!(windows) && std::env::var_os("WINEPREFIX").or_else(|| std::env::var_os("WINELOADER")).is_some() {

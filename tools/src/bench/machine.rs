@@ -107,7 +107,8 @@ impl Card {
         let text = |fact: &kaeru_common::host::Fact| fact.get().map(str::to_owned);
         let is_software = matches!(device.kind(), Kind::SoftRoce | Kind::SoftIwarp);
         let links = device.ports.iter().map(|port| {
-            let state = port.state.get().and_then(|state| state.split_once(": ")).map_or("unknown", |(_, word)| word);
+            let state =
+                port.state.get().and_then(|state| state.split_once(": ")).map_or("unknown", |(_, word)| word);
             let rate = port.rate.or_reason();
             format!("port {}: {}, {rate}, {state}", port.number, port.link_layer.or_reason())
         });

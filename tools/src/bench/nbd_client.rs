@@ -288,9 +288,12 @@ mod tests {
     #[test]
     fn many_requests_are_under_way_and_answers_come_in_any_order() {
         const ASKED: usize = 4 + 16 + 4 + 1 + 2;
-        let replies = [answer(3 << 16 | 2, 0, &[7; 50]), answer(1 << 16, 0, &[7; 300_000]), answer(2 << 16 | 1, 5, &[])];
-        let (stream, server) =
-            server(vec![(0, handshake()), (ASKED + 3 * REQUEST_BYTES, replies.concat())]);
+        let replies = [
+            answer(3 << 16 | 2, 0, &[7; 50]),
+            answer(1 << 16, 0, &[7; 300_000]),
+            answer(2 << 16 | 1, 5, &[]),
+        ];
+        let (stream, server) = server(vec![(0, handshake()), (ASKED + 3 * REQUEST_BYTES, replies.concat())]);
         let mut client = NbdClient::over(stream, "x", PATIENCE, 3).unwrap();
         for (tag, length) in [(0, 300_000), (1, 10), (2, 50)] {
             ask(&mut client, Op::Read, 0, length, tag);

@@ -115,7 +115,11 @@ impl Plan {
                 let points = sizes.iter().flat_map(point).collect();
                 let rungs = &[RungName::Remote];
                 let pattern = Pattern::Random;
-                Self::build(measure, Preset { name: "sweep", pattern, points, seconds: 1.0, repeat: 1, rungs }, None)
+                Self::build(
+                    measure,
+                    Preset { name: "sweep", pattern, points, seconds: 1.0, repeat: 1, rungs },
+                    None,
+                )
             }
             Command::Run(Run { op, reads, pattern, measure }) => {
                 let mix = match op {
@@ -219,7 +223,9 @@ fn rungs(measure: &Measure, preset: &Preset) -> Result<Vec<RungName>, clap::Erro
     wanted.dedup();
     for rung in &wanted {
         let missing = match rung {
-            RungName::Fabric | RungName::Remote if target.is_none() => "HOST/EXPORT; \"kaeru ls HOST\" lists the exports",
+            RungName::Fabric | RungName::Remote if target.is_none() => {
+                "HOST/EXPORT; \"kaeru ls HOST\" lists the exports"
+            }
             RungName::Socket if target.is_none() && socket.is_none() => "HOST/EXPORT or --socket PATH",
             RungName::Device if device.is_none() => "--device PATH, such as /dev/nbd0",
             RungName::Disk if disk.is_none() => "--disk PATH",
@@ -233,7 +239,8 @@ fn rungs(measure: &Measure, preset: &Preset) -> Result<Vec<RungName>, clap::Erro
         (disk.is_some(), RungName::Disk, "--disk"),
     ] {
         if given && !wanted.contains(&rung) {
-            let text = format!("{flag} is not measured without \"{rung}\" among --rung; leave one of them out");
+            let text =
+                format!("{flag} is not measured without \"{rung}\" among --rung; leave one of them out");
             return wrong(ErrorKind::ArgumentConflict, &text);
         }
     }

@@ -118,7 +118,15 @@ impl Steps {
             Pattern::Sequential if all < lanes => (0, all),
             Pattern::Sequential => (all / lanes * lane, all / lanes),
         };
-        Some(Self { mix, pattern, block, blocks, first, next: 0, state: lane.wrapping_mul(0x5851_f42d_4c95_7f2d) })
+        Some(Self {
+            mix,
+            pattern,
+            block,
+            blocks,
+            first,
+            next: 0,
+            state: lane.wrapping_mul(0x5851_f42d_4c95_7f2d),
+        })
     }
 
     /// The next operation and its offset.

@@ -47,9 +47,10 @@ pub(super) fn page(comparison: &Comparison, reports: &[Report]) -> String {
 }
 
 fn plots(comparison: &Comparison, reports: &[Report], at: usize) -> String {
-    let Some(first) = reports.first().and_then(|report| {
-        report.results.iter().find(|result| result.title() == comparison.rows[at].title)
-    }) else {
+    let Some(first) = reports
+        .first()
+        .and_then(|report| report.results.iter().find(|result| result.title() == comparison.rows[at].title))
+    else {
         return String::new();
     };
     let named: Vec<Named<'_>> = reports
@@ -79,7 +80,8 @@ fn figures(comparison: &Comparison, at: usize) -> String {
         let range = |field: &str, spread: Option<(f64, f64)>, shown: fn(f64) -> String| match spread {
             None => number("", None, ""),
             Some((low, high)) => {
-                let of = |place, value| number(&pointer(&format!("{field}/{place}")), Some(value), &shown(value));
+                let of =
+                    |place, value| number(&pointer(&format!("{field}/{place}")), Some(value), &shown(value));
                 format!("{} to {}", of(0, low), of(1, high))
             }
         };

@@ -131,13 +131,19 @@ fn names(files: &[impl AsRef<Path>]) -> Vec<String> {
     let stems: Vec<String> = files.iter().map(|path| stem(path.as_ref())).collect();
     let is_twin = |name: &String| stems.iter().filter(|other| *other == name).count() > 1;
     let whole = |path: &Path| path.display().to_string();
-    files.iter().zip(&stems).map(|(path, stem)| if is_twin(stem) { whole(path.as_ref()) } else { stem.clone() }).collect()
+    files
+        .iter()
+        .zip(&stems)
+        .map(|(path, stem)| if is_twin(stem) { whole(path.as_ref()) } else { stem.clone() })
+        .collect()
 }
 
 /// Whether two results are of the same load at the same place.
 pub(super) fn is_alike(a: &Measured, b: &Measured) -> bool {
     let load = |result: &Measured| {
-        let Measured { rung, operation, mixed_reads_percent, pattern, block_bytes, depth, lanes, rate, .. } = *result;
+        let Measured {
+            rung, operation, mixed_reads_percent, pattern, block_bytes, depth, lanes, rate, ..
+        } = *result;
         (rung, operation, mixed_reads_percent, pattern, block_bytes, depth, lanes, rate.map(f64::to_bits))
     };
     load(a) == load(b)
@@ -156,8 +162,10 @@ pub fn compare(names: &[String], reports: &[Report]) -> Comparison {
         None => return Comparison { schema: SCHEMA, files: Vec::new(), rows, alone, cautions: Vec::new() },
     };
     for result in &first.results {
-        let found = |report: &Report| report.results.iter().find(|other| is_alike(result, other)).map(Entry::of);
-        let entries: Vec<Option<Entry>> = std::iter::once(Some(Entry::of(result))).chain(others.iter().map(found)).collect();
+        let found =
+            |report: &Report| report.results.iter().find(|other| is_alike(result, other)).map(Entry::of);
+        let entries: Vec<Option<Entry>> =
+            std::iter::once(Some(Entry::of(result))).chain(others.iter().map(found)).collect();
         if entries.iter().flatten().count() < 2 {
             alone.push(format!("{}: only in {}", result.title(), names[0]));
             continue;
@@ -167,7 +175,13 @@ pub fn compare(names: &[String], reports: &[Report]) -> Comparison {
     }
     for (report, name) in others.iter().zip(&names[1..]) {
         let is_new = |result: &&Measured| !first.results.iter().any(|other| is_alike(result, other));
-        alone.extend(report.results.iter().filter(is_new).map(|result| format!("{}: not in {}, only in {name}", result.title(), names[0])));
+        alone.extend(
+            report
+                .results
+                .iter()
+                .filter(is_new)
+                .map(|result| format!("{}: not in {}, only in {name}", result.title(), names[0])),
+        );
     }
     Comparison { schema: SCHEMA, files: files.collect(), rows, alone, cautions: cautions(names, reports) }
 }
@@ -182,7 +196,8 @@ fn cautions(names: &[String], reports: &[Report]) -> Vec<String> {
             cautions.push(format!("{name} was interrupted"));
         }
     }
-    let differ = |what: fn(&Report) -> Option<String>| reports.windows(2).any(|pair| what(&pair[0]) != what(&pair[1]));
+    let differ =
+        |what: fn(&Report) -> Option<String>| reports.windows(2).any(|pair| what(&pair[0]) != what(&pair[1]));
     if differ(|report| report.client.kernel.clone()) {
         cautions.push("the clients' kernels differ".into());
     }
@@ -245,10 +260,18 @@ impl Pair<'_> {
             _ if broken => Verdicts::Unknown,
             None => Verdicts::Unknown,
             Some(((_, high), (low, _))) if low > high => {
-                if less_is_better { Verdicts::Worse } else { Verdicts::Better }
+                if less_is_better {
+                    Verdicts::Worse
+                } else {
+                    Verdicts::Better
+                }
             }
             Some(((low, _), (_, high))) if high < low => {
-                if less_is_better { Verdicts::Better } else { Verdicts::Worse }
+                if less_is_better {
+                    Verdicts::Better
+                } else {
+                    Verdicts::Worse
+                }
             }
             Some(_) => Verdicts::Alike,
         };
@@ -270,7 +293,9 @@ impl Pair<'_> {
                 format!("{second} is {word} than {first}: {values}; {}", chance(self.runs))
             }
             Verdicts::Alike => {
-                format!("no difference between {first} and {second} beyond the spread of their runs: {values}")
+                format!(
+                    "no difference between {first} and {second} beyond the spread of their runs: {values}"
+                )
             }
             Verdicts::Unknown if broken => format!("no verdict on {second}: operations failed; {values}"),
             Verdicts::Unknown => {

@@ -75,7 +75,8 @@ fn what_is_not_alike_beside_the_figures_is_said() {
 
 #[test]
 fn a_comparison_of_three_fits_a_terminal_and_its_page_has_its_numbers() {
-    let reports = [of(&[12_000, 12_100, 12_300], 0), of(&[10_000, 10_300], 0), of(&[12_111, 99_000, 8_000], 0)];
+    let reports =
+        [of(&[12_000, 12_100, 12_300], 0), of(&[10_000, 10_300], 0), of(&[12_111, 99_000, 8_000], 0)];
     let names: Vec<String> = ["before", "after", "after-with-a-longer-name"].map(str::to_owned).to_vec();
     let found = compare(&names, &reports);
     let mut out = Vec::new();
@@ -87,7 +88,11 @@ fn a_comparison_of_three_fits_a_terminal_and_its_page_has_its_numbers() {
     for part in page.split("<data value=\"").skip(1) {
         let (value, rest) = part.split_once("\" data-at=\"").unwrap();
         let (pointer, _) = rest.split_once("\">").unwrap();
-        assert_eq!(json.pointer(pointer).and_then(serde_json::Value::as_f64), value.parse().ok(), "{pointer}");
+        assert_eq!(
+            json.pointer(pointer).and_then(serde_json::Value::as_f64),
+            value.parse().ok(),
+            "{pointer}"
+        );
         count += 1;
     }
     assert_eq!(count, 3 * 9);

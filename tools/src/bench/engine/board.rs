@@ -184,7 +184,10 @@ impl Board {
         for lane in 0..self.sheets.len() as u32 {
             whole.merge(&self.sheet(lane));
         }
-        let elapsed = whole.end.zip(whole.begin).map_or(Duration::ZERO, |(end, begin)| end.saturating_duration_since(begin));
+        let elapsed = whole
+            .end
+            .zip(whole.begin)
+            .map_or(Duration::ZERO, |(end, begin)| end.saturating_duration_since(begin));
         let kinds = std::mem::take(&mut whole.kinds).into_iter().flatten().collect();
         Outcome { kinds, first_error: whole.first_error.take(), elapsed, cpu, is_broken }
     }

@@ -96,7 +96,9 @@ impl Worker {
         let count = self.done.len() as u64;
         let mut sheet = is_counted.then(|| self.board.sheet(self.number));
         for done in self.done.drain(..) {
-            let Some(flight) = self.flights.get_mut(done.tag as usize).and_then(Option::take) else { continue };
+            let Some(flight) = self.flights.get_mut(done.tag as usize).and_then(Option::take) else {
+                continue;
+            };
             self.free.push(done.tag);
             self.in_a_row = if done.failed.is_some() { self.in_a_row + 1 } else { 0 };
             if let Some(sheet) = &mut sheet {

@@ -190,7 +190,8 @@ fn with_a_rate_the_time_that_operations_waited_counts() {
     let (outcome, ..) = case.run(&Stop::default());
     let kind = &outcome.kinds[0];
     assert!(outcome.elapsed >= Duration::from_millis(290), "{:?}", outcome.elapsed);
-    let (due, begun) = (kind.samples.part(9, 10).unwrap(), kind.service.as_ref().unwrap().part(9, 10).unwrap());
+    let (due, begun) =
+        (kind.samples.part(9, 10).unwrap(), kind.service.as_ref().unwrap().part(9, 10).unwrap());
     assert!(due > Duration::from_millis(10), "a tenth of all operations waited: {due:?}");
     assert!(begun < due / 2, "which is not seen from when they begin: {begun:?}");
 }

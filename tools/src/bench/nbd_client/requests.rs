@@ -221,7 +221,8 @@ impl Requests {
             return Err(NbdError::Protocol("a reply has the wrong magic"));
         }
         let tag = (cookie & ((1 << TAG_BITS) - 1)) as u32;
-        let flight = self.flights.get_mut(tag as usize).and_then(|place| place.take_if(|is| is.cookie == cookie));
+        let flight =
+            self.flights.get_mut(tag as usize).and_then(|place| place.take_if(|is| is.cookie == cookie));
         let flight = flight.ok_or(NbdError::Protocol("a reply to a request that is not under way"))?;
         Ok((Answered { tag, cookie, error }, if error == 0 { flight.data } else { 0 }))
     }

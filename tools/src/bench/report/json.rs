@@ -51,7 +51,8 @@ pub fn read(path: &Path) -> Result<Report, ReadError> {
     let mut bytes = Vec::new();
     std::fs::File::open(path).map_err(failed)?.take(MOST).read_to_end(&mut bytes).map_err(failed)?;
     let no_report = |reason| ReadError::NoReport { path: path.to_owned(), reason };
-    let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(|error| no_report(error.to_string()))?;
+    let value: serde_json::Value =
+        serde_json::from_slice(&bytes).map_err(|error| no_report(error.to_string()))?;
     match value["schema"].as_str() {
         Some(SCHEMA) => serde_json::from_value(value).map_err(|error| no_report(error.to_string())),
         Some(other) => Err(no_report(format!("its schema is \"{other}\", not \"{SCHEMA}\""))),

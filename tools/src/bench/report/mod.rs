@@ -91,7 +91,12 @@ impl Report {
             for result in ladder {
                 let Some(median) = result.all.latency_us.p50 else { continue };
                 let us = ((median - below.map_or(0.0, |(_, us)| us)) * 1e3).round() / 1e3;
-                self.steps.push(Step { operation: op, from: below.map(|(rung, _)| rung), to: result.rung, us });
+                self.steps.push(Step {
+                    operation: op,
+                    from: below.map(|(rung, _)| rung),
+                    to: result.rung,
+                    us,
+                });
                 below = Some((result.rung, median));
             }
             if self.steps.len() == first + 1 {
@@ -125,7 +130,6 @@ impl Report {
         }
     }
 }
-
 
 #[cfg(test)]
 pub mod sample;

@@ -37,12 +37,15 @@ pub fn measured(rung: RungName, op: Op, point: (u32, u32), runs: &[&[u64]], erro
 
 /// Latencies around a middle, with a tail, in nanoseconds.
 pub fn around(middle: u64, count: u64) -> Vec<u64> {
-    (0..count).map(|at| middle + middle * (at * 7919 % 1000) / 4000 + if at % 500 == 0 { middle * 9 } else { 0 }).collect()
+    (0..count)
+        .map(|at| middle + middle * (at * 7919 % 1000) / 4000 + if at % 500 == 0 { middle * 9 } else { 0 })
+        .collect()
 }
 
 /// A report that has everything, on software RDMA.
 pub fn report() -> Report {
-    let runs = |middle| [around(middle, 12_000), around(middle + middle / 50, 12_000), around(middle, 12_000)];
+    let runs =
+        |middle| [around(middle, 12_000), around(middle + middle / 50, 12_000), around(middle, 12_000)];
     let mut results = Vec::new();
     for (rung, read, write) in [
         (RungName::Ram, 130, 140),
@@ -108,9 +111,14 @@ pub fn with_stages() -> Report {
     let mut report = report();
     let start = std::time::Instant::now();
     let at = |micros| Some(start + Duration::from_micros(micros));
-    let spent = kaeru_client::remote::Spent { waited: Duration::from_micros(3), stored: Duration::from_micros(40) };
+    let spent =
+        kaeru_client::remote::Spent { waited: Duration::from_micros(3), stored: Duration::from_micros(40) };
     let mut stages = Stages::new().unwrap();
-    stages.add(start, &Stamp { taken: at(9), posted: at(11), completed: at(90), spent: Some(spent) }, start + Duration::from_micros(101));
+    stages.add(
+        start,
+        &Stamp { taken: at(9), posted: at(11), completed: at(90), spent: Some(spent) },
+        start + Duration::from_micros(101),
+    );
     let figures = stages.known().map(|(stage, samples)| crate::bench::figures::StageFigures {
         stage,
         source: stage.source().into(),

@@ -55,7 +55,9 @@ pub(super) fn load(report: &Report, first: &Measured) -> String {
     let runs = if runs.len() == 1 { "1 run".to_owned() } else { format!("{} runs", runs.len()) };
     let mix = mixed_reads_percent.map_or_else(String::new, |reads| format!(", {reads} % reads"));
     let pace = match first.rate {
-        Some(wanted) => format!(", {} operations a second asked for, latency from when each was due", rate(wanted)),
+        Some(wanted) => {
+            format!(", {} operations a second asked for, latency from when each was due", rate(wanted))
+        }
         None => String::new(),
     };
     format!("{pattern}, {block}, {lanes}{mix}{pace}; {runs} of each; {}", report.spin)
@@ -90,7 +92,8 @@ fn latencies(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "\nlatency in µs, full round trips")?;
     let names = ["p50", "p90", "p99", "p99.9", "p99.99", "max", "mean", "dev"];
     // A sweep has two columns more, and tails say little there.
-    let shown: Vec<&str> = names.into_iter().filter(|name| !sweep || !["p99.99", "dev"].contains(name)).collect();
+    let shown: Vec<&str> =
+        names.into_iter().filter(|name| !sweep || !["p99.99", "dev"].contains(name)).collect();
     let mut rows = vec![[which_head(sweep), shown.iter().map(ToString::to_string).collect()].concat()];
     for result in &report.results {
         let row = |figures: [(&str, Option<f64>); 8]| -> Vec<String> {
@@ -111,11 +114,21 @@ fn latencies(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     }
     columns(out, 2, &rows)?;
     if report.results.iter().any(|result| result.half_round_trip_us.is_some()) {
-        paragraph(out, "half:", 6, "half a round trip, as ib_write_lat prints; it halves a write there and one back, \
-            this halves a write and its acknowledgement")?;
+        paragraph(
+            out,
+            "half:",
+            6,
+            "half a round trip, as ib_write_lat prints; it halves a write there and one back, \
+            this halves a write and its acknowledgement",
+        )?;
     }
     if report.has_rate() {
-        paragraph(out, "begun:", 7, "from when the operation was begun, which hides how long it waited for that")?;
+        paragraph(
+            out,
+            "begun:",
+            7,
+            "from when the operation was begun, which hides how long it waited for that",
+        )?;
     }
     Ok(())
 }
@@ -155,7 +168,7 @@ fn steps(report: &Report, out: &mut dyn Write) -> io::Result<()> {
             Some(from) => format!("{} - {from}", step.to),
         };
         let op = step.operation.to_string();
-        rows.push(vec![op, what, format!("{:+.2}", step.us), step.to.meaning().to_owned()]);
+        rows.push(vec![op, what, format!("{:+.2}", step.us), step.to.adds().to_owned()]);
     }
     let widest = rows.iter().map(|row| row[1].len()).max().unwrap_or(0);
     for row in rows {

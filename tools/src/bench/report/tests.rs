@@ -24,7 +24,7 @@ fn all() -> Vec<Report> {
     (broken.problem, broken.interrupted) = (Some("the export is gone".into()), true);
     let mut extreme = report();
     extreme.results = vec![
-        measured(RungName::Socket, Op::Write, (8, 1), &[&[1], &[3_600_000_000_000_000]], 999_999),
+        measured(RungName::Socket, Op::Write, (8, 1), &[&[1], &[3_600_000_000_000]], 999_999),
         measured(RungName::Fabric, Op::Write, (32 << 20, 1024), &[&[999_999_999; 20_000]], 0),
     ];
     vec![report(), sweep(), with_stages(), broken, extreme]
@@ -34,7 +34,8 @@ fn all() -> Vec<Report> {
 fn tables_and_blocks_fit_a_terminal_whatever_the_figures() {
     for report in all() {
         for text in [printed(table::print, &report), printed(blog::print, &report)] {
-            assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+            let wide: Vec<&str> = text.lines().filter(|line| line.chars().count() > WIDTH).collect();
+            assert!(wide.is_empty(), "{wide:#?}");
         }
     }
 }
@@ -51,7 +52,9 @@ fn what_keeps_figures_from_being_those_of_cards_is_in_every_form_of_output() {
         ];
         for form in forms {
             let words = form.split_whitespace().collect::<Vec<_>>().join(" ");
-            for label in ["software RDMA: no card is behind rxe0", "loopback: client and server are one machine"] {
+            for label in
+                ["software RDMA: no card is behind rxe0", "loopback: client and server are one machine"]
+            {
                 assert!(words.contains(label), "{label} is not in {form}");
             }
         }
@@ -76,8 +79,28 @@ fn an_interruption_is_in_every_form_of_output() {
 #[test]
 fn units_are_printed_and_every_percentile_is_there() {
     let text = printed(table::print, &report());
-    for part in ["µs", "p50", "p90", "p99", "p99.9", "p99.99", "max", "mean", "dev", "IOPS", "BYTES/S", "MB/s",
-        "RETRIES", "not told by this server", "half", "ib_write_lat", "fabric", "derived", "socket - remote"] {
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in [
+        "µs",
+        "p50",
+        "p90",
+        "p99",
+        "p99.9",
+        "p99.99",
+        "max",
+        "mean",
+        "dev",
+        "IOPS",
+        "BYTES/S",
+        "MB/s",
+        "RETRIES",
+        "not told by this server",
+        "half",
+        "ib_write_lat",
+        "fabric",
+        "derived",
+        "socket - remote",
+    ] {
         assert!(text.contains(part), "{part} is not in {text}");
     }
 }
@@ -85,8 +108,17 @@ fn units_are_printed_and_every_percentile_is_there() {
 #[test]
 fn stages_say_what_is_measured_and_what_is_derived() {
     let text = printed(table::print, &with_stages());
-    for part in ["socket → lane", "post → completion", "server queue", "store", "lane → socket", "measured",
-        "told by the server", "derived"] {
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in [
+        "socket → lane",
+        "post → completion",
+        "server queue",
+        "store",
+        "lane → socket",
+        "measured",
+        "told by the server",
+        "derived",
+    ] {
         assert!(text.contains(part), "{part} is not in {text}");
     }
 }
@@ -96,7 +128,16 @@ fn the_block_to_paste_tells_of_both_ends() {
     let mut report = report();
     report.server = Some(report.client.clone());
     let text = printed(blog::print, &report);
-    for part in ["client", "server", "kernel: 6.1", "governor: performance", "card: rxe0", "firmware:", "link:", "PCIe:"] {
+    for part in [
+        "client",
+        "server",
+        "kernel: 6.1",
+        "governor: performance",
+        "card: rxe0",
+        "firmware:",
+        "link:",
+        "PCIe:",
+    ] {
         assert!(text.contains(part), "{part} is not in {text}");
     }
 }
@@ -112,7 +153,9 @@ fn a_report_survives_json() {
 /// The fields of a value, with `[]` for what is in lists.
 fn fields(value: &Value, path: &str, found: &mut BTreeSet<String>) {
     match value {
-        Value::Object(map) => map.iter().for_each(|(name, value)| fields(value, &format!("{path}.{name}"), found)),
+        Value::Object(map) => {
+            map.iter().for_each(|(name, value)| fields(value, &format!("{path}.{name}"), found))
+        }
         Value::Array(list) => list.iter().for_each(|value| fields(value, &format!("{path}[]"), found)),
         _ => {
             found.insert(path.trim_start_matches('.').to_owned());
@@ -131,7 +174,9 @@ fn the_fields_of_the_json_are_those_that_are_documented() {
     // Whole figures and latencies are documented once.
     let shorten = |path: &String| {
         let mut path = path.replace("results[].", "");
-        for (long, short) in [("runs[].", "figures."), ("all.", "figures."), ("server.", "machine."), ("client.", "machine.")] {
+        for (long, short) in
+            [("runs[].", "figures."), ("all.", "figures."), ("server.", "machine."), ("client.", "machine.")]
+        {
             if let Some(rest) = path.strip_prefix(long) {
                 path = format!("{short}{rest}");
             }
@@ -245,7 +290,9 @@ fn half_a_round_trip_is_shown_where_perftest_has_one_and_nowhere_else() {
     let half = of(RungName::Fabric, Op::Write).unwrap();
     let whole = measured(RungName::Fabric, Op::Write, (8, 1), &[&around(2000, 1000)], 0).all.latency_us;
     assert_eq!(half.p50, whole.p50.map(|us| us / 2.0));
-    for (rung, op) in [(RungName::Fabric, Op::Read), (RungName::Remote, Op::Write), (RungName::Device, Op::Write)] {
+    for (rung, op) in
+        [(RungName::Fabric, Op::Read), (RungName::Remote, Op::Write), (RungName::Device, Op::Write)]
+    {
         assert!(of(rung, op).is_none());
     }
 }

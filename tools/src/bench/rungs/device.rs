@@ -56,7 +56,8 @@ impl DeviceRung {
 
     fn file(&self, writes: bool) -> std::io::Result<File> {
         // A name that leads to it for as long as it is open.
-        let own = self.made.as_ref().map(|file| format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(file)));
+        let own =
+            self.made.as_ref().map(|file| format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(file)));
         let path = own.as_ref().map_or(self.path.as_path(), Path::new);
         let mut flags = OFlags::DIRECT;
         // On a block device: refused while anything is mounted from it.

@@ -34,7 +34,9 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 const SPIN: Duration = Duration::from_micros(20);
 
 /// Where on the way to measure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, clap::ValueEnum,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum RungName {
     /// This machine's own memory, to compare with
@@ -73,15 +75,15 @@ impl RungName {
         !matches!(self, Self::Ram | Self::Disk)
     }
 
-    /// What an operation is there.
-    pub const fn meaning(self) -> &'static str {
+    /// What lies between it and the rung below; for the lowest one that was measured, and all below it.
+    pub const fn adds(self) -> &'static str {
         match self {
             Self::Ram => "a copy from or to this machine's own memory",
-            Self::Disk => "a read or write of this machine's own disk, past the page cache",
-            Self::Fabric => "one-sided READ or WRITE on the link alone, as ib_read_lat does it",
-            Self::Remote => "the client's library, without NBD",
-            Self::Socket => "NBD over a Unix socket, and the lane that serves it",
-            Self::Device => "the kernel's block device, past the page cache, as fio measures it",
+            Self::Disk => "this machine's own disk, past the page cache",
+            Self::Fabric => "the link: cards, cable, the server's memory",
+            Self::Remote => "the client's library, on files and disks the server",
+            Self::Socket => "NBD on a Unix socket, and the lane that serves it",
+            Self::Device => "the kernel's block layer and NBD driver",
         }
     }
 }
@@ -225,7 +227,9 @@ pub enum RungError {
     #[error("cannot measure: {0}")]
     System(#[from] io::Error),
     /// The kernel gives no ring.
-    #[error("the kernel refuses io_uring ({0}), which a depth above 1 needs here; use --depth 1 and --lanes N")]
+    #[error(
+        "the kernel refuses io_uring ({0}), which a depth above 1 needs here; use --depth 1 and --lanes N"
+    )]
     Ring(io::Error),
 }
 

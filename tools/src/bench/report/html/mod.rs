@@ -73,7 +73,8 @@ fn sweep_plots(report: &Report) -> String {
             ("p99", "Latency that 99 % do not exceed", "µs", |result| result.all.latency_us.p99),
         ];
         for (name, title, unit, figure_of) in wanted {
-            let plot = sweep(&format!("sweep-{name}-{op}"), &format!("{title}, {op}s"), unit, &of_op, figure_of);
+            let plot =
+                sweep(&format!("sweep-{name}-{op}"), &format!("{title}, {op}s"), unit, &of_op, figure_of);
             out.extend(plot.iter().map(|plot| figure(plot, warning.as_deref())));
         }
     }

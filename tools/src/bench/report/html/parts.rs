@@ -47,8 +47,14 @@ pub fn head(report: &Report) -> String {
         let _ = write!(out, "<p>{}</p>", escape(&capital(&describe(way))));
     }
     out.push_str("</header>");
-    for warning in [report.warning(), report.interrupted.then(|| "Interrupted: this is what was measured until then.".into()),
-        report.problem.as_ref().map(|problem| format!("The rest was not measured: {problem}"))].into_iter().flatten() {
+    for warning in [
+        report.warning(),
+        report.interrupted.then(|| "Interrupted: this is what was measured until then.".into()),
+        report.problem.as_ref().map(|problem| format!("The rest was not measured: {problem}")),
+    ]
+    .into_iter()
+    .flatten()
+    {
         let _ = write!(out, "<p class=\"warn\" role=\"note\">{}</p>", escape(&warning));
     }
     out
@@ -65,13 +71,18 @@ pub fn keys(report: &Report) -> String {
         let latency = &result.all.latency_us;
         let what = format!("{} {}", result.rung, result.operation);
         let pointer = |field: &str| format!("/results/{at}/all/{field}");
-        let us = |name: &str, value| figure(&pointer(&format!("latency_us/{name}")), value, &micros_f64(value));
+        let us =
+            |name: &str, value| figure(&pointer(&format!("latency_us/{name}")), value, &micros_f64(value));
         let iops = figure(&pointer("iops"), Some(result.all.iops), &rate(result.all.iops));
         let bytes = result.all.bytes_per_second;
         let bytes = figure(&pointer("bytes_per_second"), Some(bytes), &speed(bytes));
         let (big, unit, more) = match report.preset.as_str() {
             "bandwidth" => (bytes, "", format!("{iops} IOPS, median {} µs", us("p50", latency.p50))),
-            "iops" => (iops, "IOPS", format!("median {} µs, p99 {} µs", us("p50", latency.p50), us("p99", latency.p99))),
+            "iops" => (
+                iops,
+                "IOPS",
+                format!("median {} µs, p99 {} µs", us("p50", latency.p50), us("p99", latency.p99)),
+            ),
             _ => (us("p50", latency.p50), "µs", format!("p99 {} µs, {iops} IOPS", us("p99", latency.p99))),
         };
         any = true;
@@ -106,11 +117,12 @@ pub fn ladder(report: &Report) -> String {
         let rows: Vec<Vec<String>> = steps
             .iter()
             .map(|(at, step)| {
-                let what = step.from.map_or_else(|| step.to.to_string(), |from| format!("{} − {from}", step.to));
+                let what =
+                    step.from.map_or_else(|| step.to.to_string(), |from| format!("{} − {from}", step.to));
                 vec![
                     format!("<span class=\"swatch k{}\"></span>{what}", step.to as usize),
                     figure(&format!("/steps/{at}/us"), Some(step.us), &format!("{:+.2}", step.us)),
-                    format!("<span class=\"meaning\">{}</span>", escape(step.to.meaning())),
+                    format!("<span class=\"meaning\">{}</span>", escape(step.to.adds())),
                 ]
             })
             .collect();
@@ -207,13 +219,41 @@ pub fn results(report: &Report) -> String {
     };
     let times = table(
         &caption("Latency in µs, full round trips"),
-        &["rung", "operation", "block", "depth", "p50", "p90", "p99", "p99.9", "p99.99", "max", "mean", "deviation"],
+        &[
+            "rung",
+            "operation",
+            "block",
+            "depth",
+            "p50",
+            "p90",
+            "p99",
+            "p99.9",
+            "p99.99",
+            "max",
+            "mean",
+            "deviation",
+        ],
         4,
         &times,
     );
     let rest = table(
-        &caption(&format!("Throughput; processor time of kaeru-bench in per cent of one processor; and the median, µs, of its runs.{server}")),
-        &["rung", "operation", "block", "depth", "IOPS", "bytes/s", "client CPU", "server CPU", "operations", "errors", "retries", "median of runs"],
+        &caption(&format!(
+            "Throughput; processor time of kaeru-bench in per cent of one processor; and the median, µs, of its runs.{server}"
+        )),
+        &[
+            "rung",
+            "operation",
+            "block",
+            "depth",
+            "IOPS",
+            "bytes/s",
+            "client CPU",
+            "server CPU",
+            "operations",
+            "errors",
+            "retries",
+            "median of runs",
+        ],
         4,
         &rest,
     );
@@ -221,8 +261,11 @@ pub fn results(report: &Report) -> String {
 }
 
 fn errors(report: &Report) -> String {
-    let errors = report.results.iter().filter_map(|result| Some((result.title(), result.first_error.as_ref()?)));
-    errors.map(|(title, error)| format!("<p class=\"warn\">{}: {}</p>", escape(&title), escape(error))).collect()
+    let errors =
+        report.results.iter().filter_map(|result| Some((result.title(), result.first_error.as_ref()?)));
+    errors
+        .map(|(title, error)| format!("<p class=\"warn\">{}: {}</p>", escape(&title), escape(error)))
+        .collect()
 }
 
 /// The numbers behind the distributions.
@@ -239,7 +282,11 @@ fn buckets(report: &Report) -> String {
             .map(|(place, bucket)| {
                 let pointer = format!("/results/{at}/distribution/{place}");
                 vec![
-                    figure(&format!("{pointer}/up_to_us"), Some(bucket.up_to_us), &micros_f64(Some(bucket.up_to_us))),
+                    figure(
+                        &format!("{pointer}/up_to_us"),
+                        Some(bucket.up_to_us),
+                        &micros_f64(Some(bucket.up_to_us)),
+                    ),
                     figure(&format!("{pointer}/count"), Some(bucket.count as f64), &bucket.count.to_string()),
                 ]
             })
@@ -261,7 +308,11 @@ pub fn stages(report: &Report) -> String {
             .enumerate()
             .map(|(place, stage)| {
                 let us = |name: &str, value| {
-                    figure(&format!("/results/{at}/stages/{place}/latency_us/{name}"), value, &micros_f64(value))
+                    figure(
+                        &format!("/results/{at}/stages/{place}/latency_us/{name}"),
+                        value,
+                        &micros_f64(value),
+                    )
                 };
                 let latency = &stage.latency_us;
                 vec![

@@ -65,7 +65,9 @@ pub fn percentiles(id: &str, what: &str, all: &[Named<'_>]) -> Option<Plot> {
                 .result
                 .curve
                 .iter()
-                .map(|point| (point.percentile.min(100.0 - 100.0 / named.result.all.count.max(2) as f64), point.us))
+                .map(|point| {
+                    (point.percentile.min(100.0 - 100.0 / named.result.all.count.max(2) as f64), point.us)
+                })
                 .collect(),
         })
         .collect();
@@ -129,19 +131,28 @@ pub fn sweep(
             }
         }
     }
-    let values: Vec<f64> = series.iter().flat_map(|series| series.points.iter().map(|point| point.1)).collect();
+    let values: Vec<f64> =
+        series.iter().flat_map(|series| series.points.iter().map(|point| point.1)).collect();
     if values.is_empty() {
         return None;
     }
     let x = match over_depths {
-        true => Axis::steps("depth", depths.iter().map(|depth| (f64::from(*depth), depth.to_string())).collect()),
-        false => Axis::steps("size of a block", sizes.iter().map(|size| (f64::from(*size), short(*size))).collect()),
+        true => {
+            Axis::steps("depth", depths.iter().map(|depth| (f64::from(*depth), depth.to_string())).collect())
+        }
+        false => Axis::steps(
+            "size of a block",
+            sizes.iter().map(|size| (f64::from(*size), short(*size))).collect(),
+        ),
     };
     Some(Plot {
         id: id.to_owned(),
         title: title.to_owned(),
-        description: format!("{label} over {}, a line for each {}. The numbers are in the table.",
-            if over_depths { "depths" } else { "sizes" }, if over_depths { "size" } else { "depth" }),
+        description: format!(
+            "{label} over {}, a line for each {}. The numbers are in the table.",
+            if over_depths { "depths" } else { "sizes" },
+            if over_depths { "size" } else { "depth" }
+        ),
         x,
         y: Axis::log(label, values.into_iter()),
         kind: Kind::Marks,

@@ -45,7 +45,8 @@ impl Axis {
             decades if decades < 3.0 => &[1.0, 3.0],
             _ => &[1.0],
         };
-        let all: Vec<f64> = (-4..14).flat_map(|power| steps.iter().map(move |step| step * 10f64.powi(power))).collect();
+        let all: Vec<f64> =
+            (-4..14).flat_map(|power| steps.iter().map(move |step| step * 10f64.powi(power))).collect();
         let low = all.iter().copied().filter(|tick| *tick <= low).next_back().unwrap_or(low);
         let high = all.iter().copied().find(|tick| *tick >= high).unwrap_or(high);
         let inside = all.into_iter().filter(|tick| (low..=high).contains(tick));
@@ -68,7 +69,13 @@ impl Axis {
         let step = step.unwrap_or(raw);
         let count = (most / step).ceil().max(1.0);
         let ticks = (0..=count as u32).map(|tick| (f64::from(tick) * step, number(f64::from(tick) * step)));
-        Self { label: label.to_owned(), scale: Scale::Linear, low: 0.0, high: count * step, ticks: ticks.collect() }
+        Self {
+            label: label.to_owned(),
+            scale: Scale::Linear,
+            low: 0.0,
+            high: count * step,
+            ticks: ticks.collect(),
+        }
     }
 
     /// Percentiles, as far as `count` operations give any.
@@ -173,17 +180,24 @@ impl Plot {
             let (_, y) = self.at((self.x.low, *tick));
             let _ = write!(out, "<path class=\"grid\" d=\"M{LEFT} {y:.1}H{right}\"/>");
             let (x, y) = (LEFT - 7.0, y + 4.0);
-            let _ = write!(out, "<text class=\"tick\" x=\"{x}\" y=\"{y:.1}\" text-anchor=\"end\">{text}</text>");
+            let _ =
+                write!(out, "<text class=\"tick\" x=\"{x}\" y=\"{y:.1}\" text-anchor=\"end\">{text}</text>");
         }
         for (tick, text) in &self.x.ticks {
             let (x, _) = self.at((*tick, self.y.low));
             let _ = write!(out, "<path class=\"grid\" d=\"M{x:.1} {TOP}V{bottom}\"/>");
             let y = bottom + 16.0;
-            let _ = write!(out, "<text class=\"tick\" x=\"{x:.1}\" y=\"{y}\" text-anchor=\"middle\">{text}</text>");
+            let _ = write!(
+                out,
+                "<text class=\"tick\" x=\"{x:.1}\" y=\"{y}\" text-anchor=\"middle\">{text}</text>"
+            );
         }
         let _ = write!(out, "<path class=\"axis\" d=\"M{LEFT} {TOP}V{bottom}H{right}\"/>");
         let (middle, below, label) = ((LEFT + right) / 2.0, HEIGHT - 8.0, escape(&self.x.label));
-        let _ = write!(out, "<text class=\"label\" x=\"{middle}\" y=\"{below}\" text-anchor=\"middle\">{label}</text>");
+        let _ = write!(
+            out,
+            "<text class=\"label\" x=\"{middle}\" y=\"{below}\" text-anchor=\"middle\">{label}</text>"
+        );
         let label = escape(&self.y.label);
         let _ = write!(out, "<text class=\"label\" x=\"4\" y=\"13\">{label}</text>");
     }
@@ -212,10 +226,15 @@ impl Plot {
         let _ = write!(out, "<path class=\"line s{colour}\" d=\"{path}\"/>");
         if self.kind == Kind::Marks {
             for (x, y) in &places {
-                let _ = write!(out, "<circle class=\"dot f{colour}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.4\"/>");
+                let _ =
+                    write!(out, "<circle class=\"dot f{colour}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.4\"/>");
             }
         } else if self.kind == Kind::Line {
-            let _ = write!(out, "<circle class=\"dot f{colour}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"3.4\"/>", last.0, last.1);
+            let _ = write!(
+                out,
+                "<circle class=\"dot f{colour}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"3.4\"/>",
+                last.0, last.1
+            );
         }
     }
 
@@ -247,7 +266,10 @@ mod tests {
     #[test]
     fn ticks_are_round_and_hold_all_values() {
         assert_eq!(texts(&Axis::log("", [3.0, 45.0].into_iter())), ["2", "5", "10", "20", "50"]);
-        assert_eq!(texts(&Axis::log("", [0.09, 12_000.0].into_iter())), ["0.01", "0.1", "1", "10", "100", "1000", "10k", "100k"]);
+        assert_eq!(
+            texts(&Axis::log("", [0.09, 12_000.0].into_iter())),
+            ["0.01", "0.1", "1", "10", "100", "1000", "10k", "100k"]
+        );
         assert_eq!(texts(&Axis::linear("", 0.9)), ["0", "0.25", "0.5", "0.75", "1"]);
         assert_eq!(texts(&Axis::linear("", 123_000.0)), ["0", "50k", "100k", "150k"]);
         assert_eq!(texts(&Axis::percentiles("", 20_000)), ["0", "50", "90", "99", "99.9", "99.99"]);
@@ -265,7 +287,15 @@ mod tests {
     fn odd_data_draws_something() {
         let (x, y) = (Axis::log("<x>", std::iter::empty()), Axis::linear("y", 0.0));
         let series = vec![Series { name: "a&b".into(), colour: 99, points: vec![] }];
-        let plot = Plot { id: "p".into(), title: "t".into(), description: String::new(), x, y, kind: Kind::Steps, series };
+        let plot = Plot {
+            id: "p".into(),
+            title: "t".into(),
+            description: String::new(),
+            x,
+            y,
+            kind: Kind::Steps,
+            series,
+        };
         assert!(plot.svg().contains("&lt;x&gt;") && plot.legend().contains("a&amp;b"));
         assert!(!plot.svg().contains("NaN"));
     }

@@ -27,7 +27,10 @@ pub fn figure(pointer: &str, value: Option<f64>, shown: &str) -> String {
 
 /// A table: a caption, a head, and rows whose first `names` cells are heads of their rows. Cells are markup.
 pub fn table(caption: &str, head: &[&str], names: usize, rows: &[Vec<String>]) -> String {
-    let mut out = format!("<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{0}\"><table><caption>{0}</caption><thead><tr>", escape(caption));
+    let mut out = format!(
+        "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{0}\"><table><caption>{0}</caption><thead><tr>",
+        escape(caption)
+    );
     for (at, title) in head.iter().enumerate() {
         let class = if at < names { " class=\"name\"" } else { "" };
         let _ = write!(out, "<th scope=\"col\"{class}>{}</th>", escape(title));
