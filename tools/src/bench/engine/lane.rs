@@ -13,6 +13,8 @@ use crate::bench::workload::{Op, Steps};
 const FAILURES: u64 = 100;
 /// How long a lane waits before it looks whether it is to stop.
 const NAP: Duration = Duration::from_millis(100);
+/// A sleep may end as late as this; so it has to end as early.
+const EARLY: Duration = Duration::from_micros(200);
 /// How often what is under way is searched for something that takes too long.
 const SEARCH: Duration = Duration::from_secs(1);
 
@@ -170,7 +172,7 @@ impl Worker {
                     Some(interval) => {
                         let due = start + interval.mul_f64(begun as f64);
                         if due > Instant::now() {
-                            until = until.min(due);
+                            until = until.min(due - EARLY.min(due - start));
                             break;
                         }
                         Some(due)
@@ -180,9 +182,12 @@ impl Worker {
                 self.begin(due)?;
             }
             if !self.in_flight() {
-                // Nothing is due yet.
-                std::thread::sleep(until.saturating_duration_since(Instant::now()).min(NAP));
+                // Nothing is due yet. The last bit is spun away: a sleep ends late.
                 last = Instant::now();
+                match until.saturating_duration_since(last).min(NAP) {
+                    Duration::ZERO => std::hint::spin_loop(),
+                    time => std::thread::sleep(time),
+                }
                 self.board.beat();
                 continue;
             }

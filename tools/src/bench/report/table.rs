@@ -179,19 +179,26 @@ fn steps(report: &Report, out: &mut dyn Write) -> io::Result<()> {
 }
 
 fn stages(report: &Report, out: &mut dyn Write) -> io::Result<()> {
-    let with: Vec<&Measured> = report.results.iter().filter(|result| !result.stages.is_empty()).collect();
-    for result in &with {
-        writeln!(out, "\nstages of {}, in µs", result.title())?;
-        let mut rows = vec![["STAGE", "p50", "p99", "max", "mean", "KNOWN"].map(str::to_owned).to_vec()];
-        for stage in &result.stages {
+    let sweep = report.is_sweep();
+    let head = ["STAGE", "p50", "p99", "max", "mean", "KNOWN"].map(str::to_owned).to_vec();
+    let mut rows = vec![[which_head(sweep), head].concat()];
+    for result in &report.results {
+        for (at, stage) in result.stages.iter().enumerate() {
             let latency = &stage.latency_us;
-            let cells = [latency.p50, latency.p99, latency.max, latency.mean].map(micros_f64);
-            let (title, source) = (stage.stage.title().to_owned(), format!(" {}", stage.source));
-            rows.push([vec![title], cells.to_vec(), vec![source]].concat());
+            let cells = [latency.p50, latency.p99, latency.max, latency.mean].map(micros_f64).to_vec();
+            let (title, source) = (stage.stage.title().to_owned(), stage.source.clone());
+            let mut which = which(result, sweep);
+            if at > 0 {
+                which.iter_mut().for_each(String::clear);
+            }
+            rows.push([which, vec![title], cells, vec![source]].concat());
         }
-        columns(out, 1, &rows)?;
     }
-    Ok(())
+    if rows.len() == 1 {
+        return Ok(());
+    }
+    writeln!(out, "\nstages of each operation, in µs")?;
+    columns(out, if sweep { 5 } else { 3 }, &rows)
 }
 
 fn tail(report: &Report, out: &mut dyn Write) -> io::Result<()> {

@@ -80,9 +80,9 @@ impl RungName {
         match self {
             Self::Ram => "a copy from or to this machine's own memory",
             Self::Disk => "this machine's own disk, past the page cache",
-            Self::Fabric => "the link: cards, cable, the server's memory",
-            Self::Remote => "the client's library, on files and disks the server",
-            Self::Socket => "NBD on a Unix socket, and the lane that serves it",
+            Self::Fabric => "the link: cards, cable, memory",
+            Self::Remote => "the client's library",
+            Self::Socket => "NBD on a Unix socket, and its lane",
             Self::Device => "the kernel's block layer and NBD driver",
         }
     }

@@ -52,8 +52,12 @@ fn latency_plots(report: &Report) -> String {
             .take(MOST_IN_A_PLOT)
             .map(|result| Named { name: result.rung.to_string(), colour: result.rung as usize, result })
             .collect();
+        // What is only compared with lies far to the left and is one line.
+        let on_the_way: Vec<Named<'_>> =
+            named.iter().filter(|named| named.result.rung.is_on_the_way()).cloned().collect();
+        let shown = if on_the_way.is_empty() { &named } else { &on_the_way };
         let plots = [
-            distribution(&format!("distribution-{op}"), &format!("{op}s"), &named),
+            distribution(&format!("distribution-{op}"), &format!("{op}s"), shown),
             percentiles(&format!("percentiles-{op}"), &format!("{op}s"), &named),
         ];
         out.extend(plots.iter().flatten().map(|plot| figure(plot, warning.as_deref())));

@@ -107,13 +107,18 @@ pub fn ladder(report: &Report) -> String {
         if steps.is_empty() {
             continue;
         }
-        let total: f64 = steps.iter().map(|(_, step)| step.us.max(0.0)).sum();
-        let _ = write!(out, "<figure><h3>One {op}</h3><div class=\"bar\" aria-hidden=\"true\">");
-        for (_, step) in &steps {
-            let share = 100.0 * step.us.max(0.0) / total.max(1e-9);
-            let _ = write!(out, "<span class=\"b{}\" style=\"width:{share:.2}%\"></span>", step.to as usize);
+        let _ = write!(out, "<figure><h3>One {op}</h3>");
+        // A rung that came out faster than the one below it has no part in a whole.
+        if steps.iter().all(|(_, step)| step.us > 0.0) {
+            let total: f64 = steps.iter().map(|(_, step)| step.us).sum();
+            out.push_str("<div class=\"bar\" aria-hidden=\"true\">");
+            for (_, step) in &steps {
+                let share = 100.0 * step.us / total;
+                let _ =
+                    write!(out, "<span class=\"b{}\" style=\"width:{share:.2}%\"></span>", step.to as usize);
+            }
+            out.push_str("</div>");
         }
-        out.push_str("</div>");
         let rows: Vec<Vec<String>> = steps
             .iter()
             .map(|(at, step)| {
@@ -127,7 +132,7 @@ pub fn ladder(report: &Report) -> String {
             })
             .collect();
         out.push_str(
-            &table("Derived: differences of medians", &["rung", "µs", "what lies there"], 1, &rows)
+            &table("Derived: differences of medians", &["rung", "µs", "what it is"], 1, &rows)
                 .replace("<td><span class=\"meaning\">", "<td class=\"text\"><span class=\"meaning\">"),
         );
         out.push_str("</figure>");
@@ -215,7 +220,7 @@ pub fn results(report: &Report) -> String {
     };
     let server = match report.results.iter().any(|result| result.all.server_cpu_seconds.is_some()) {
         true => "",
-        false => " Processor time of the server: not told by this server.",
+        false => "; processor time of the server: not told by this server",
     };
     let times = table(
         &caption("Latency in µs, full round trips"),
@@ -238,7 +243,7 @@ pub fn results(report: &Report) -> String {
     );
     let rest = table(
         &caption(&format!(
-            "Throughput; processor time of kaeru-bench in per cent of one processor; and the median, µs, of its runs.{server}"
+            "Throughput; processor time of kaeru-bench in per cent of one processor; and the median, µs, of its runs{server}"
         )),
         &[
             "rung",
@@ -300,35 +305,40 @@ fn buckets(report: &Report) -> String {
 
 /// Where the time of single operations went.
 pub fn stages(report: &Report) -> String {
-    let mut out = String::new();
-    for (at, result) in report.results.iter().enumerate().filter(|(_, result)| !result.stages.is_empty()) {
-        let rows: Vec<Vec<String>> = result
-            .stages
-            .iter()
-            .enumerate()
-            .map(|(place, stage)| {
-                let us = |name: &str, value| {
-                    figure(
-                        &format!("/results/{at}/stages/{place}/latency_us/{name}"),
-                        value,
-                        &micros_f64(value),
-                    )
-                };
-                let latency = &stage.latency_us;
-                vec![
-                    stage.stage.title().replace("  ", "&emsp;"),
-                    us("p50", latency.p50),
-                    us("p99", latency.p99),
-                    us("max", latency.max),
-                    us("mean", latency.mean),
-                    escape(&stage.source),
-                ]
-            })
-            .collect();
-        let title = format!("Stages of {}, in µs", result.title());
-        out.push_str(&table(&title, &["stage", "p50", "p99", "max", "mean", "known"], 1, &rows));
+    let mut rows = Vec::new();
+    for (at, result) in report.results.iter().enumerate() {
+        for (place, stage) in result.stages.iter().enumerate() {
+            let us = |name: &str, value| {
+                figure(&format!("/results/{at}/stages/{place}/latency_us/{name}"), value, &micros_f64(value))
+            };
+            let latency = &stage.latency_us;
+            let mut which = which(result);
+            if report.is_sweep() {
+                which.truncate(4);
+            } else {
+                which.truncate(2);
+            }
+            let stage = vec![
+                stage.stage.title().replace("  ", "&emsp;"),
+                us("p50", latency.p50),
+                us("p99", latency.p99),
+                us("max", latency.max),
+                us("mean", latency.mean),
+                escape(&stage.source),
+            ];
+            rows.push([which, stage].concat());
+        }
     }
-    if out.is_empty() { out } else { format!("<h2>Stages</h2>{out}") }
+    if rows.is_empty() {
+        return String::new();
+    }
+    let place: &[&str] =
+        if report.is_sweep() { &["rung", "operation", "block", "depth"] } else { &["rung", "operation"] };
+    let head = [place, &["stage", "p50", "p99", "max", "mean", "known"]].concat();
+    format!(
+        "<h2>Stages</h2>{}",
+        table("Where the time of each operation went, in µs", &head, place.len() + 1, &rows)
+    )
 }
 
 /// The machines at both ends.

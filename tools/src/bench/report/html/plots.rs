@@ -15,9 +15,12 @@ pub struct Named<'a> {
     pub result: &'a Measured,
 }
 
-/// How latencies are distributed; `None` where there are none.
+/// How latencies are distributed; `None` where there are none. The few longest lie beyond the right edge: on a scale that
+/// holds them, all others would be one line.
 pub fn distribution(id: &str, what: &str, all: &[Named<'_>]) -> Option<Plot> {
-    let series: Vec<Series> = all.iter().filter_map(steps).collect();
+    let edge = |named: &Named<'_>| named.result.all.latency_us.p99.or(named.result.all.latency_us.max);
+    let edge = all.iter().filter_map(edge).reduce(f64::max)?;
+    let series: Vec<Series> = all.iter().filter_map(steps).map(|series| series.up_to(edge * 1.2)).collect();
     let points = series.iter().flat_map(|series| series.points.iter().copied());
     let most = points.clone().map(|point| point.1).reduce(f64::max)?;
     Some(Plot {
@@ -27,7 +30,7 @@ pub fn distribution(id: &str, what: &str, all: &[Named<'_>]) -> Option<Plot> {
             "The share of operations at each latency, for {}. The numbers are in the table below.",
             names(all)
         ),
-        x: Axis::log("latency, µs", points.map(|point| point.0)),
+        x: Axis::log("latency, µs; the longest 1 % may lie beyond", points.map(|point| point.0)),
         y: Axis::linear("operations, % in each step", most),
         kind: Kind::Steps,
         series,

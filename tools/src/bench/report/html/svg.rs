@@ -47,8 +47,12 @@ impl Axis {
         };
         let all: Vec<f64> =
             (-4..14).flat_map(|power| steps.iter().map(move |step| step * 10f64.powi(power))).collect();
-        let low = all.iter().copied().filter(|tick| *tick <= low).next_back().unwrap_or(low);
-        let high = all.iter().copied().find(|tick| *tick >= high).unwrap_or(high);
+        // Down to the next tick, unless that leaves much of the plot empty.
+        let below = all.iter().copied().filter(|tick| *tick <= low).next_back().unwrap_or(low);
+        let above = all.iter().copied().find(|tick| *tick >= high).unwrap_or(high);
+        let room = (above / below).log10() * 0.12;
+        let low = if (low / below).log10() > room { low * 0.97 } else { below };
+        let high = if (above / high).log10() > room { high * 1.03 } else { above };
         let inside = all.into_iter().filter(|tick| (low..=high).contains(tick));
         let ticks = inside.map(|tick| (tick, number(tick))).collect();
         Self { label: label.to_owned(), scale: Scale::Log, low, high, ticks }
@@ -132,6 +136,14 @@ pub struct Series {
     pub colour: usize,
     /// Left to right.
     pub points: Vec<(f64, f64)>,
+}
+
+impl Series {
+    /// Its points as far as `edge`.
+    pub fn up_to(mut self, edge: f64) -> Self {
+        self.points.retain(|point| point.0 <= edge);
+        self
+    }
 }
 
 /// A plot.
