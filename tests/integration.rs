@@ -5,11 +5,13 @@
 mod harness;
 
 mod cases {
+    mod activity;
     mod cli;
     mod conformance;
     mod control;
     mod doctor;
     mod errors;
+    mod files;
     mod handshake;
     mod idle;
     mod interop;
@@ -18,4 +20,6 @@ mod cases {
     mod limits;
     mod oracle;
     mod parallel;
+    mod staged;
+    mod stores;
 }

@@ -7,4 +7,5 @@ mod harness;
 mod cases {
     mod faults;
     mod simulation;
+    mod staged_walks;
 }

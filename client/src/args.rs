@@ -88,7 +88,10 @@ pub struct Ls {
     /// The server
     #[arg(value_name = "SERVER")]
     pub server: Server,
-    /// Print JSON
+    /// Show what each export did, and how fast
+    #[arg(long)]
+    pub activity: bool,
+    /// Print JSON, with everything in it
     #[arg(long)]
     pub json: bool,
 }

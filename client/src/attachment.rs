@@ -1,10 +1,13 @@
 //! An attached export as `status` and `detach` see it.
 
-use kaeru_common::metrics::LaneSnapshot;
 use std::sync::Arc;
+use std::time::Instant;
+
+use kaeru_common::units::about_time;
+use kaeru_common::wire::activity::Activity;
 use tokio::sync::watch;
 
-use crate::background::{Answer, Detached, IoReport, Note, Report};
+use crate::background::{Answer, Detached, Note, Report};
 use crate::nbd::front::Front;
 
 /// What lets go of an attachment; it is told whether to although it is in use.
@@ -35,8 +38,8 @@ impl Answer for Attachment {
             (Some(reason), _) => ("lost", Some(format!("{reason}; requests fail with I/O errors"))),
             (None, Some(since)) => {
                 let text = format!(
-                    "the server has said nothing for {} s; lanes that work go on",
-                    since.elapsed().as_secs()
+                    "the server has said nothing for {}; lanes that work go on",
+                    about_time(since.elapsed())
                 );
                 ("silent", Some(text))
             }
@@ -46,6 +49,7 @@ impl Answer for Attachment {
             note: self.note.clone(),
             state: state.into(),
             detail,
+            trouble: None,
             server: Some(session.welcome().server.to_string()),
             session: Some(granted.session.to_string()),
             size: Some(granted.size),
@@ -53,7 +57,7 @@ impl Answer for Attachment {
             fabric: route.as_ref().map(|route| route.fabric.to_string()),
             fabric_reason: route.map(|route| route.why),
             lanes: self.front.totals().lanes(),
-            io: self.front.totals().snapshot().into(),
+            io: Activity::of(self.front.totals(), Instant::now()),
         }
     }
 
@@ -63,12 +67,5 @@ impl Answer for Attachment {
 
     fn farewell(&self) {
         self.ask.send_replace(true);
-    }
-}
-
-impl From<LaneSnapshot> for IoReport {
-    fn from(lanes: LaneSnapshot) -> Self {
-        let LaneSnapshot { reads, writes, others, bytes_read, bytes_written, errors, in_flight, .. } = lanes;
-        Self { reads, writes, others, bytes_read, bytes_written, errors, in_flight }
     }
 }

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kaeru_common::wire::activity::Activity;
 use serde::{Deserialize, Serialize};
 
 /// How long an exchange on such a socket may take.
@@ -47,6 +48,9 @@ pub struct Report {
     pub state: String,
     /// More about the state.
     pub detail: Option<String>,
+    /// What the server says is wrong with the export; the process itself does not know.
+    #[serde(default)]
+    pub trouble: Option<String>,
     /// What the server calls itself.
     pub server: Option<String>,
     /// The session's number.
@@ -61,27 +65,9 @@ pub struct Report {
     pub fabric_reason: Option<String>,
     /// Lanes that are open.
     pub lanes: usize,
-    /// Requests answered, and bytes moved.
-    pub io: IoReport,
-}
-
-/// A process's counters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct IoReport {
-    /// Reads answered.
-    pub reads: u64,
-    /// Writes answered.
-    pub writes: u64,
-    /// Other requests answered.
-    pub others: u64,
-    /// Bytes read.
-    pub bytes_read: u64,
-    /// Bytes written.
-    pub bytes_written: u64,
-    /// Requests that failed.
-    pub errors: u64,
-    /// Requests under way.
-    pub in_flight: u64,
+    /// Requests answered, bytes moved, and how long that took.
+    #[serde(default)]
+    pub io: Activity,
 }
 
 /// What a process is asked.
@@ -252,6 +238,7 @@ impl Holder {
                     note: self.note.clone(),
                     state: if gone { "dead" } else { "stuck" }.into(),
                     detail: Some(detail),
+                    trouble: None,
                     server: None,
                     session: None,
                     size: None,
@@ -259,7 +246,7 @@ impl Holder {
                     fabric: None,
                     fabric_reason: None,
                     lanes: 0,
-                    io: IoReport::default(),
+                    io: Activity::default(),
                 }
             },
         )

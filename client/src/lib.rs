@@ -16,4 +16,5 @@ pub mod remote;
 pub mod serve;
 pub mod session;
 pub mod signals;
+mod table;
 pub mod target;

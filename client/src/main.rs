@@ -36,7 +36,7 @@ fn is_broken_pipe(error: &(dyn std::error::Error + 'static)) -> bool {
 fn run(args: Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let mut out = io::stdout();
     match args.command {
-        Command::Ls(ls) => list::run(&ls.server, ls.json, &mut out)?,
+        Command::Ls(ls) => list::run(&ls, &mut out)?,
         Command::Nbd(nbd) => serve::run(&nbd, &mut out)?,
         Command::Bench(passed) => return hand_over("kaeru-bench", &passed),
         Command::Doctor(passed) => return hand_over("kaeru-doctor", &passed),

@@ -9,9 +9,13 @@ use crate::args::{Detach, Status};
 use crate::attach::detached;
 use crate::background::{Detached, Holder, Report, holders};
 use crate::nbd::kernel::{self, KernelError, Urgency};
+use crate::session::{Listing, list_within};
+use crate::target::{Server, Target};
 
 /// How long a process may take to end after it has let go.
 const END: Duration = Duration::from_secs(5);
+/// How long a server may take for each step of saying how its exports are.
+const WORD: Duration = Duration::from_secs(2);
 
 /// Why something could not be shown or detached.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +52,8 @@ pub enum ManageError {
 /// # Errors
 /// Where the notes cannot be read or the output cannot be written.
 pub fn status(status: &Status, out: &mut impl Write) -> Result<(), ManageError> {
-    let reports: Vec<Report> = holders()?.iter().map(Holder::report).collect();
+    let mut reports: Vec<Report> = holders()?.iter().map(Holder::report).collect();
+    ask_servers(&mut reports);
     if status.json {
         serde_json::to_writer_pretty(&mut *out, &reports).map_err(io::Error::from)?;
         writeln!(out)?;
@@ -61,6 +66,25 @@ pub fn status(status: &Status, out: &mut impl Write) -> Result<(), ManageError> 
         show(report, out)?;
     }
     Ok(())
+}
+
+/// Asks the servers that answer what is wrong with the exports that are attached. That they may not tell is no failure:
+/// what is known here is shown anyway.
+fn ask_servers(reports: &mut [Report]) {
+    let mut listings: Vec<(Server, Option<Listing>)> = Vec::new();
+    for report in reports.iter_mut().filter(|report| report.state == "ok") {
+        let Ok(target) = report.note.target.parse::<Target>() else { continue };
+        let known = listings.iter().position(|(server, _)| *server == target.server);
+        let index = known.unwrap_or_else(|| {
+            let listing = list_within(&target.server, WORD);
+            let listing = listing.inspect_err(|error| tracing::info!("no word about exports: {error}")).ok();
+            listings.push((target.server.clone(), listing));
+            listings.len() - 1
+        });
+        let Some(listing) = &listings[index].1 else { continue };
+        let export = listing.exports.exports.iter().find(|export| export.name == target.export);
+        report.trouble = export.map(|export| export.trouble.to_string()).filter(|text| !text.is_empty());
+    }
 }
 
 fn show(report: &Report, out: &mut impl Write) -> io::Result<()> {
@@ -77,18 +101,11 @@ fn show(report: &Report, out: &mut impl Write) -> io::Result<()> {
         let plural = if report.lanes == 1 { "" } else { "s" };
         writeln!(out, "  {} lane{plural} over {fabric}, not encrypted: {reason}", report.lanes)?;
     }
-    let io = &report.io;
-    writeln!(
-        out,
-        "  {} reads ({}), {} writes ({}), {} others, {} errors, {} in flight",
-        io.reads,
-        Size(io.bytes_read).about(),
-        io.writes,
-        Size(io.bytes_written).about(),
-        io.others,
-        io.errors,
-        io.in_flight
-    )
+    if let Some(trouble) = &report.trouble {
+        writeln!(out, "  trouble at the server: {trouble}")?;
+    }
+    writeln!(out, "  {}", report.io.counts())?;
+    writeln!(out, "  {}", report.io.times())
 }
 
 /// Detaches what was asked for, whether its process lives or not.

@@ -14,7 +14,8 @@ use kaeru_common::fabric::tcp::{Tcp, TcpLink};
 #[cfg(feature = "verbs")]
 use kaeru_common::fabric::verbs::{self, Verbs, VerbsLink};
 use kaeru_common::fabric::{ConnectError, Fabric, FabricKind, Link, LinkConfig};
-use kaeru_common::wire::control::{Attach, Exports, LaneTicket, Refusal, Welcome};
+use kaeru_common::session::client::Patience;
+use kaeru_common::wire::control::{Attach, Exports, HostFacts, LaneTicket, Refusal, Welcome};
 use kaeru_common::wire::grant::{Grant, Granted, Path};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -182,6 +183,15 @@ pub struct Listing {
     pub exports: Exports,
 }
 
+/// What a server's machine is.
+#[derive(Clone, Debug)]
+pub struct Description {
+    /// The address at which the server was reached.
+    pub peer: SocketAddr,
+    /// What it says of its machine.
+    pub facts: HostFacts,
+}
+
 /// An attached export. Dropping it gives the export back.
 pub struct Session {
     commands: mpsc::UnboundedSender<Command>,
@@ -205,10 +215,35 @@ enum Command {
 /// # Errors
 /// [`SessionError`].
 pub fn list(server: &Server) -> Result<Listing, SessionError> {
-    let (_, events, commands, _) = start(server, Want::List)?;
+    list_with(server, Patience::default())
+}
+
+/// As [`list`], for somebody who waits no longer than `each` for the stream, the welcome and the list.
+///
+/// # Errors
+/// [`SessionError`].
+pub fn list_within(server: &Server, each: Duration) -> Result<Listing, SessionError> {
+    list_with(server, Patience { connect: each, hello: each, list: each, ..Patience::default() })
+}
+
+fn list_with(server: &Server, patience: Patience) -> Result<Listing, SessionError> {
+    let (_, events, commands, _) = start(server, Want::List, patience)?;
     drop(commands);
     match events.blocking_recv() {
         Ok(Opening::Listed(listing)) => listing,
+        _ => Err(closed(server, "it ended without a word")),
+    }
+}
+
+/// Asks a server what its machine is.
+///
+/// # Errors
+/// [`SessionError`].
+pub fn describe(server: &Server) -> Result<Description, SessionError> {
+    let (_, events, commands, _) = start(server, Want::Describe, Patience::default())?;
+    drop(commands);
+    match events.blocking_recv() {
+        Ok(Opening::Described(description)) => *description,
         _ => Err(closed(server, "it ended without a word")),
     }
 }
@@ -226,7 +261,7 @@ impl Session {
             resume: None,
         };
         let server = target.server.clone();
-        let (driver, events, commands, health) = start(&server, Want::Attach(wanted))?;
+        let (driver, events, commands, health) = start(&server, Want::Attach(wanted), Patience::default())?;
         match events.blocking_recv() {
             Ok(Opening::Attached(opened)) => {
                 let (peer, welcome, granted) = (*opened)?;

@@ -4,11 +4,14 @@ use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 
-/// Starts logging: warnings, with `-v` what happens, with `-vv` everything. `KAERU_LOG` overrides both and takes the
+/// The target of what somebody asked for, which is logged however little else is.
+pub const ASKED: &str = "kaeru::asked";
+
+/// Starts logging: warnings and what is [`ASKED`] for, with `-v` what happens, with `-vv` everything. `KAERU_LOG` overrides both and takes the
 /// directives of `tracing_subscriber`, such as `kaeru_common=trace`.
 pub fn start(verbosity: u8) {
     let level = match verbosity {
-        0 => "warn",
+        0 => "warn,kaeru::asked=info",
         1 => "info",
         _ => "debug",
     };

@@ -1,8 +1,8 @@
 //! Counters of one lane, written by its thread and read by anybody.
 
 use std::array;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What a lane has done so far. One thread writes, so plain loads and stores suffice and cost nothing.
@@ -255,6 +255,12 @@ impl Latencies {
         })?;
         Some(Duration::from_nanos(longest(found)))
     }
+
+    /// The longest time that any took, rounded up by at most a sixteenth; `None` without any.
+    pub fn max(&self) -> Option<Duration> {
+        let last = self.0.iter().rposition(|&count| count > 0)?;
+        Some(Duration::from_nanos(longest(last)))
+    }
 }
 
 impl std::ops::AddAssign<&Self> for Latencies {
@@ -292,7 +298,8 @@ mod tests {
             let found = latencies.percentile(percent).unwrap().as_nanos() as u64;
             assert!((exact..=exact + exact / 16).contains(&found), "{percent}: {found} for {exact}");
         }
-        assert_eq!(Latencies::default().percentile(50.0), None);
+        assert_eq!(latencies.max(), latencies.percentile(100.0));
+        assert_eq!((Latencies::default().percentile(50.0), Latencies::default().max()), (None, None));
         assert!(counters.snapshot().last_answer.is_some_and(|last| last <= Instant::now()));
         assert_eq!(LaneCounters::default().snapshot().last_answer, None);
     }

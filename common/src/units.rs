@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// A half-open range of bytes of an export: `offset..offset + length`, which never wraps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -168,6 +169,24 @@ impl fmt::Display for Size {
     }
 }
 
+/// About this long, for a person: the largest unit that leaves something before the point, and one decimal above
+/// nanoseconds.
+pub fn about_time(time: Duration) -> String {
+    const UNITS: [(&str, u128); 6] = [
+        ("d", 86_400_000_000_000),
+        ("h", 3_600_000_000_000),
+        ("min", 60_000_000_000),
+        ("s", 1_000_000_000),
+        ("ms", 1_000_000),
+        ("µs", 1_000),
+    ];
+    let nanos = time.as_nanos();
+    match UNITS.into_iter().find(|(_, unit)| nanos >= *unit) {
+        Some((unit, length)) => format!("{:.1} {unit}", nanos as f64 / length as f64),
+        None => format!("{nanos} ns"),
+    }
+}
+
 /// The name of an export: 1 to 255 bytes of UTF-8 without control characters or `/`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExportName(String);
@@ -310,6 +329,20 @@ mod tests {
             [(0, "0 bytes"), (1023, "1023 bytes"), (1 << 30, "1.0 GiB"), (24_313_655_296, "22.6 GiB")]
         {
             assert_eq!(Size(bytes).about(), text);
+        }
+    }
+
+    #[test]
+    fn a_time_says_about_how_long_it_is() {
+        for (nanos, text) in [
+            (0, "0 ns"),
+            (999, "999 ns"),
+            (12_345, "12.3 µs"),
+            (1_000_000, "1.0 ms"),
+            (90_000_000_000, "1.5 min"),
+            (2 * 86_400_000_000_000, "2.0 d"),
+        ] {
+            assert_eq!(about_time(Duration::from_nanos(nanos)), text);
         }
     }
 

@@ -10,11 +10,13 @@ use kaeru_common::fabric::tcp::Tcp;
 use kaeru_common::fabric::verbs::Verbs;
 use kaeru_common::metrics::Totals;
 use kaeru_common::units::{BootId, ExportName, SessionId};
+use kaeru_common::wire::activity::Activity;
 use kaeru_common::wire::control::{BlockSizes, ExportInfo, ExportKind, Name, Refusal};
 
 use crate::config::ExportConfig;
 use crate::gate::Gate;
 use crate::lane::Lanes;
+use crate::status::LastFailure;
 use crate::store::{Store, Target};
 
 /// Bytes that a transfer should have to be fast, as told to programs.
@@ -39,6 +41,8 @@ pub struct Export {
     pub verbs: Vec<Gate<Verbs>>,
     /// What its lanes did; those that the server itself serves.
     pub totals: Totals,
+    /// The last request that its store could not do.
+    pub(crate) failure: LastFailure,
     lease: Mutex<Option<Lease>>,
 }
 
@@ -81,6 +85,7 @@ impl Export {
             #[cfg(feature = "verbs")]
             verbs: Vec::new(),
             totals: Totals::default(),
+            failure: LastFailure::default(),
             lease: Mutex::new(None),
         })
     }
@@ -114,7 +119,24 @@ impl Export {
             volatile: self.store.volatile(),
             description: Name::clipped(&self.store.description()),
             writer: self.lease().as_ref().map(|lease| lease.client.clone()),
+            activity: self.activity(),
+            trouble: Name::clipped(&self.trouble().unwrap_or_default()),
         }
+    }
+
+    /// What its lanes did so far; `None` where clients reach its memory by themselves.
+    pub fn activity(&self) -> Option<Activity> {
+        match *self.store {
+            Store::Ram(_) | Store::Null(_) => None,
+            Store::Staged(_) => Some(Activity::of(&self.totals, Instant::now())),
+        }
+    }
+
+    /// What is wrong with it, for people.
+    pub fn trouble(&self) -> Option<String> {
+        let failure = self.failure.describe(Instant::now());
+        let troubles: Vec<String> = self.store.trouble().into_iter().chain(failure).collect();
+        (!troubles.is_empty()).then(|| troubles.join("; "))
     }
 
     /// Gives the right to write to a session. With `steal`, the old holder's lanes are torn down first, which blocks

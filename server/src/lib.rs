@@ -1,8 +1,8 @@
-//! The server: it exports RAM to clients, over RDMA where there is a card and over TCP anywhere.
+//! The server: it exports RAM, files and disks to clients, over RDMA where there is a card and over TCP anywhere.
 //!
 //! Reading order: [`config`] (what is exported), [`store`] (what keeps the bytes), [`gate`] and [`export`] (how they are
 //! reached and who may write), `fabrics` (what is offered, or why not), `listener`, `session`, `lane` (a client from its
-//! first byte to its last).
+//! first byte to its last), [`status`] (what came of it).
 //!
 //! The control plane runs on tokio. A lane is a plain thread, and over verbs it sleeps: a client's card reads and writes
 //! the export's memory without any help.
@@ -15,6 +15,7 @@ pub mod gate;
 mod lane;
 mod listener;
 mod session;
+pub mod status;
 pub mod store;
 
 use std::io;
@@ -33,12 +34,13 @@ use kaeru_common::wire::version::VersionRange;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch;
 
-use crate::config::{Config, StoreConfig};
+use crate::config::{Config, ExportConfig, StoreConfig};
 use crate::export::{Export, Exports};
 use crate::fabrics::VerbsOffer;
 use crate::gate::Gate;
 use crate::lane::Tokens;
-use crate::store::{MemoryLimits, Null, Ram, RamError, Store};
+use crate::status::Overview;
+use crate::store::{MemoryLimits, Null, OpenError, Ram, RamError, Staged, Store};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 1024;
@@ -59,6 +61,14 @@ pub enum StartError {
     /// Memory.
     #[error(transparent)]
     Ram(#[from] RamError),
+    /// A file or disk.
+    #[error("export {name}: {source}")]
+    Staged {
+        /// The export.
+        name: String,
+        /// What was found, and what to do.
+        source: OpenError,
+    },
     /// The system has no room.
     #[error("cannot set up {what}: {source}")]
     System {
@@ -161,10 +171,7 @@ impl Server {
         let verbs = fabrics::verbs(config, address).map_err(StartError::Fabric)?;
         let mut exports = Exports::new();
         for wanted in &config.exports {
-            let store = match wanted.kind {
-                StoreConfig::Ram => Store::Ram(Ram::new(wanted.name.as_str(), wanted.size, config.lock)?),
-                StoreConfig::Null => Store::Null(Null::new(wanted.size).map_err(system("a null export"))?),
-            };
+            let store = open_store(wanted, config)?;
             let mut export = Export::new(wanted, store).map_err(system("an export"))?;
             open_gates(&mut export, config, &verbs)?;
             exports.insert(wanted.name.clone(), Arc::new(export));
@@ -226,6 +233,11 @@ impl Server {
         lines
     }
 
+    /// What its exports do, to be asked while it runs and after.
+    pub fn overview(&self) -> Overview {
+        Overview::new(self.shared.clone())
+    }
+
     /// Serves until `stop` resolves; then says goodbye to every client, ends every lane, and returns.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let (tell, stopping) = watch::channel(false);
@@ -279,6 +291,19 @@ fn verbs_devices(offer: &VerbsOffer) -> Vec<(String, Vec<SocketAddr>)> {
         (verbs.device().map_or_else(String::new, |device| device.name().to_owned()), addresses.clone())
     };
     fabric.devices.iter().map(named).collect()
+}
+
+/// Gets an export's memory, or opens its file or disk.
+fn open_store(wanted: &ExportConfig, config: &Config) -> Result<Store, StartError> {
+    let name = wanted.name.as_str();
+    Ok(match &wanted.store {
+        StoreConfig::Ram(size) => Store::Ram(Ram::new(name, *size, config.lock)?),
+        StoreConfig::Null(size) => Store::Null(Null::new(*size).map_err(system("a null export"))?),
+        StoreConfig::Staged(options) => Store::Staged(
+            Staged::open(name, options)
+                .map_err(|source| StartError::Staged { name: name.to_owned(), source })?,
+        ),
+    })
 }
 
 /// Gives an export its gates, and opens those that its first client will need, so that what fails fails now.

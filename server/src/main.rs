@@ -41,7 +41,9 @@ fn exit(result: Result<(), Box<dyn std::error::Error>>, code: u8) -> ExitCode {
 #[tokio::main]
 async fn serve(config: &Config) -> Result<(), Box<dyn std::error::Error>> {
     let server = Server::bind(config).await?;
+    let overview = server.overview();
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let mut ask = signal(SignalKind::user_defined1())?;
     let mut out = std::io::stdout();
     writeln!(out, "kaerud {} listening on {}", env!("CARGO_PKG_VERSION"), server.address())?;
     for line in server.report() {
@@ -50,12 +52,19 @@ async fn serve(config: &Config) -> Result<(), Box<dyn std::error::Error>> {
     writeln!(out, "ready")?;
     out.flush()?;
     let stop = async {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
+        loop {
+            tokio::select! {
+                _ = interrupt.recv() => break,
+                _ = terminate.recv() => break,
+                _ = ask.recv() => overview.log(),
+            }
         }
         tracing::info!("stopping");
     };
     server.run(stop).await;
+    for line in overview.lines() {
+        // Whoever read what we say may have gone first.
+        let _ = writeln!(out, "{line}");
+    }
     Ok(())
 }

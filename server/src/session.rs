@@ -7,11 +7,14 @@ use std::time::Instant;
 use bytes::BytesMut;
 use kaeru_common::error::Status;
 use kaeru_common::fabric::FabricKind;
+use kaeru_common::host::Host;
 use kaeru_common::session::CloseReason;
 use kaeru_common::session::server::{Event, Server as Core};
 use kaeru_common::units::{Epoch, SessionId};
 use kaeru_common::wire::MAX_LANES;
-use kaeru_common::wire::control::{Attach, DeviceName, Exports, Hello, LaneTicket, OpenLane, Refusal};
+use kaeru_common::wire::control::{
+    Attach, DeviceName, Exports, Hello, HostFacts, LaneTicket, OpenLane, Refusal,
+};
 use kaeru_common::wire::grant::{Grant, Granted, Path, Paths};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -130,6 +133,10 @@ impl Session {
                     Ok(())
                 }
                 Event::ListWanted => core.exports(self.list()),
+                Event::DescribeWanted => match describe().await {
+                    Ok(facts) => core.describe(facts),
+                    Err(refusal) => core.refuse(refusal),
+                },
                 Event::AttachWanted(attach) => match self.attach(attach).await {
                     Ok(granted) => core.grant(granted),
                     Err(refusal) => {
@@ -269,6 +276,14 @@ impl Session {
             _ => tracing::debug!("the session of {} ended: {reason}", self.who()),
         }
     }
+}
+
+/// What this machine is. Some of the files take their time, so they are not read on this thread.
+async fn describe() -> Result<HostFacts, Refusal> {
+    let software = concat!("kaerud ", env!("CARGO_PKG_VERSION"));
+    tokio::task::spawn_blocking(move || Host::read(std::path::Path::new("/")).facts(software))
+        .await
+        .map_err(|error| Refusal::new(Status::Internal, &error.to_string()))
 }
 
 /// The ways to an export, best first: RDMA where the client's own way in leads, other RDMA, then tcp.

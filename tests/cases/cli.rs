@@ -104,8 +104,6 @@ fn status_says_how_an_attachment_is() {
     let mut raw = Raw::attach(&nbd);
     raw.write(0, &[1; 8192]).unwrap();
     raw.read(0, 4096).unwrap();
-    raw.ask(crate::harness::nbd::CMD_FLUSH, 0, 0, 0).unwrap();
-    raw.read(64 << 20, 1).unwrap_err();
     let reports = status(&nbd);
     assert_eq!(reports.len(), 1);
     let report = &reports[0];
@@ -119,12 +117,7 @@ fn status_says_how_an_attachment_is() {
         ("read_only", false.into()),
         ("fabric", "tcp".into()),
         ("lanes", 1.into()),
-        (
-            "io",
-            serde_json::json!({
-                "reads": 1, "writes": 1, "others": 1, "bytes_read": 4096, "bytes_written": 8192, "errors": 1, "in_flight": 0
-            }),
-        ),
+        ("trouble", Value::Null),
     ] {
         assert_eq!(report[field], value, "{field} in {report:#}");
     }

@@ -10,11 +10,13 @@ use kaeru_common::host::Host;
 use kaeru_tools::doctor::report::Paint;
 use kaeru_tools::doctor::{Aside, Patient, Watched, examine};
 use serde_json::Value;
+use tempfile::TempDir;
 
 use crate::harness::client::run_kaeru;
 use crate::harness::machine::{MACHINES, plant, recordings};
 use crate::harness::process::{Outcome, SOON, binary, run, run_within, scratch, tool};
 use crate::harness::random::{Random, with_seeds};
+use crate::harness::server::Server;
 use crate::requires;
 
 fn doctor(arguments: &[&str]) -> Outcome {
@@ -198,6 +200,35 @@ fn this_machine_can_be_examined_in_every_way() {
 }
 
 #[test]
+fn a_peer_tells_of_its_machine() {
+    let server = Server::start(&["--null", "x=1M"]);
+    let address = server.address.to_string();
+    let said = doctor(&["--peer", &address]);
+    assert!(matches!(said.code, Some(0..=2)) && said.err.is_empty(), "{said:?}");
+    assert!(
+        said.out.contains("The other machine") && said.out.contains("both ends have version"),
+        "{said:?}"
+    );
+    // Files say what they say, wherever they are.
+    let folder = plant("healthy-fdr-pair");
+    let said = about(folder.path(), &["--peer", &address, "--json"]);
+    let value: Value = serde_json::from_str(&said.out).unwrap();
+    let of_peer = |finding: &&Value| finding["section"] == "peer";
+    assert!(value["findings"].as_array().unwrap().iter().any(|finding| of_peer(&finding)), "{value:#}");
+}
+
+#[test]
+fn a_peer_that_does_not_answer_is_a_finding() {
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let said = doctor(&["--peer", &closed.to_string()]);
+    assert_eq!(said.code, Some(2), "{said:?}");
+    for part in ["The other machine", "cannot be asked", "Connection refused", "start kaerud"] {
+        assert!(said.out.contains(part), "{part}: {said:?}");
+    }
+    doctor(&["--peer", "host:0"]).failure(2, &["port"]);
+}
+
+#[test]
 fn help_manual_completions_and_wrong_usage() {
     for arguments in [&["--help"][..], &["--version"], &["--man"], &["--completions", "bash"]] {
         let said = doctor(arguments).success();
@@ -214,7 +245,7 @@ fn help_manual_completions_and_wrong_usage() {
 fn what_is_hidden_from_a_user_is_said() {
     let folder = plant("healthy-fdr-pair");
     let hidden = folder.path().join("sys/class/infiniband/ibp2s0/board_id");
-    fs::set_permissions(&hidden, fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(&hidden, fs::Permissions::from_mode(0o000)).unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     // Where others than root find it.
     let program = folder.path().join("kaeru-doctor");
@@ -227,16 +258,18 @@ fn what_is_hidden_from_a_user_is_said() {
     let said = run(command.arg("--root").arg(folder.path()));
     // Nobody may use the device files, which belong to somebody else then.
     assert!(said.out.contains("whose it is cannot be read"), "{said:?}");
-    assert!(said.out.contains("note  1 files were hidden from this user"), "{said:?}");
+    assert!(said.out.contains("note  some files were hidden from this user (1)"), "{said:?}");
     assert!(said.out.contains("ibp2s0/board_id: not readable without root"), "{said:?}");
 }
 
 #[test]
 fn damaged_files_neither_stop_it_nor_make_it_wait() {
-    with_seeds(1..MACHINES.len() as u64 * 16, |seed| {
+    let machines: Vec<(&str, TempDir)> = MACHINES.iter().map(|&name| (name, plant(name))).collect();
+    with_seeds(1..MACHINES.len() as u64 * 8, |seed| {
         let mut random = Random(seed);
-        let name = MACHINES[seed as usize % MACHINES.len()];
-        let folder = plant(name);
+        let (name, whole) = &machines[seed as usize % machines.len()];
+        let folder = scratch();
+        copy(whole.path(), folder.path());
         for _ in 0..=random.below(24) {
             damage(folder.path(), &mut random);
         }
@@ -335,9 +368,24 @@ fn damage(root: &Path, random: &mut Random) {
         7 => pipe(place),
         8 => {
             fs::write(place, words[random.below(words.len() as u64) as usize]).unwrap();
-            fs::set_permissions(place, fs::Permissions::from_mode(0)).unwrap();
+            fs::set_permissions(place, fs::Permissions::from_mode(0o000)).unwrap();
         }
         _ => fs::write(place, words[random.below(words.len() as u64) as usize]).unwrap(),
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    for entry in fs::read_dir(from).unwrap() {
+        let (path, to) = (entry.as_ref().unwrap().path(), to.join(entry.unwrap().file_name()));
+        let kind = fs::symlink_metadata(&path).unwrap();
+        if kind.is_symlink() {
+            symlink(fs::read_link(&path).unwrap(), &to).unwrap();
+        } else if kind.is_dir() {
+            fs::create_dir(&to).unwrap();
+            copy(&path, &to);
+        } else {
+            fs::copy(&path, &to).unwrap();
+        }
     }
 }
 

@@ -99,8 +99,14 @@ const RULES: &[Rule] = &[
         why: "the protocol names regions and fabrics, and moves no bytes",
     },
     Rule {
+        who: &["common/src/host/"],
+        what: &["common::fabric", "common::session", "tokio", "std::net::Tcp", "std::process"],
+        but: &[],
+        why: "it reads files, and knows nobody but the words that tell of them",
+    },
+    Rule {
         who: &["common/src/wire/"],
-        what: &["common::session"],
+        what: &["common::session", "common::host"],
         but: &[],
         why: "the words do not know who says them",
     },

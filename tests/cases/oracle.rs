@@ -8,7 +8,7 @@ use kaeru_client::with_remote;
 use crate::harness::client::Nbd;
 use crate::harness::nbd::*;
 use crate::harness::random::{Random, with_seeds};
-use crate::harness::server::Server;
+use crate::harness::server::{Keep, Server};
 
 const SIZE: u64 = (1 << 20) + 77;
 
@@ -16,15 +16,15 @@ const SIZE: u64 = (1 << 20) + 77;
 const BUDGET: Duration = Duration::from_secs(6);
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A range that is short or long, anywhere or at an edge.
-fn range(random: &mut Random) -> (u64, u64) {
-    let longest = [1, 600, 5000, 300_000, SIZE][random.below(5) as usize];
-    let length = 1 + random.below(longest);
-    let last = SIZE - length;
+/// A range of an export of `size` bytes that is short or long, anywhere or at an edge.
+fn range(random: &mut Random, size: u64) -> (u64, u64) {
+    let longest = [1, 600, 5000, 300_000, size][random.below(5) as usize];
+    let length = 1 + random.below(longest.min(size));
+    let last = size - length;
     let offset = match random.below(6) {
         0 => 0,
         1 => last,
-        2 => last.min(random.below(SIZE / 4096) * 4096),
+        2 => last.min(random.below(size / 4096) * 4096),
         _ => random.below(last + 1),
     };
     (offset, length)
@@ -44,19 +44,45 @@ fn many_seeds(least: u64, body: impl Fn(u64)) {
     });
 }
 
+/// A range of whole blocks.
+fn blocks(random: &mut Random, size: u64, block: u64) -> (u64, u64) {
+    let (offset, length) = range(random, size / block);
+    (offset * block, length * block)
+}
+
 #[test]
 fn nbd_connections_agree_with_a_vector() {
-    let server = Server::start(&["--ram", &format!("scratch={SIZE}")]);
+    connections_agree(Keep::Ram, SIZE, 1);
+}
+
+#[test]
+fn nbd_connections_to_a_file_past_the_page_cache_agree_with_a_vector() {
+    connections_agree(Keep::DirectFile, (1 << 20) + 512, 512);
+}
+
+#[test]
+fn nbd_connections_to_a_file_in_the_page_cache_agree_with_a_vector() {
+    connections_agree(Keep::BufferedFile, (1 << 20) + 512, 512);
+}
+
+#[test]
+fn nbd_connections_to_a_file_without_a_ring_agree_with_a_vector() {
+    connections_agree(Keep::PlainFile, (1 << 20) + 512, 512);
+}
+
+/// Up to four connections to an export of `size` bytes, in blocks of `block`.
+fn connections_agree(keep: Keep, size: u64, block: u64) {
+    let server = Server::keeping("scratch", size, keep);
     let nbd = Nbd::unix(&server, "scratch");
     many_seeds(5, |seed| {
         let mut random = Random(seed);
         let mut connections: Vec<Raw> = (0..1 + random.below(4)).map(|_| Raw::attach(&nbd)).collect();
-        let mut model = vec![seed as u8; SIZE as usize];
+        let mut model = vec![seed as u8; size as usize];
         connections[0].write(0, &model).unwrap();
         for _ in 0..60 {
             let count = connections.len() as u64;
             let raw = &mut connections[random.below(count) as usize];
-            let at = range(&mut random);
+            let at = blocks(&mut random, size, block);
             match random.below(10) {
                 0..=3 => {
                     let bytes = random.bytes(at.1 as usize);
@@ -78,9 +104,9 @@ fn nbd_connections_agree_with_a_vector() {
                 _ => assert!(raw.read(at.0, at.1 as u32).unwrap() == cut(&mut model, at), "a read at {at:?}"),
             }
         }
-        let whole = (0, SIZE);
+        let whole = (0, size);
         assert!(
-            connections[0].read(0, SIZE as u32).unwrap() == cut(&mut model, whole),
+            connections[0].read(0, size as u32).unwrap() == cut(&mut model, whole),
             "the whole at the end"
         );
     });
@@ -100,7 +126,7 @@ fn the_library_agrees_with_a_vector() {
         let mut model = vec![seed as u8; SIZE as usize];
         with_remote!(&mut own, remote => remote.write_at(0, &model, PATIENCE)).unwrap();
         for _ in 0..60 {
-            let at = range(&mut random);
+            let at = range(&mut random, SIZE);
             if random.one_in(2) {
                 let bytes = random.bytes(at.1 as usize);
                 with_remote!(&mut own, remote => remote.write_at(at.0, &bytes, PATIENCE)).unwrap();

@@ -5,6 +5,7 @@
 
 pub(crate) mod client;
 pub(crate) mod driven;
+pub(crate) mod lane;
 pub(crate) mod machine;
 pub(crate) mod nbd;
 pub(crate) mod oracle;

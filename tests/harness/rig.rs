@@ -20,6 +20,7 @@ pub(crate) const SMALL: LinkConfig = LinkConfig {
     pool_access: Access::Local,
     messages: 8,
     message_size: 64,
+    answers_messages: false,
     depth: 32,
     responder_depth: 16,
 };

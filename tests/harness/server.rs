@@ -1,9 +1,25 @@
 //! A real `kaerud` on a free port.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::Command;
 
+use tempfile::TempDir;
+
 use super::process::{Outcome, Process, binary, run};
+
+/// What an export keeps its bytes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keep {
+    /// Memory.
+    Ram,
+    /// A file that is read and written past the page cache, by a ring.
+    DirectFile,
+    /// A file in the page cache, by a ring.
+    BufferedFile,
+    /// A file in the page cache, by plain system calls.
+    PlainFile,
+}
 
 /// A running server.
 pub(crate) struct Server {
@@ -11,6 +27,8 @@ pub(crate) struct Server {
     pub(crate) process: Process,
     /// Where it listens.
     pub(crate) address: SocketAddr,
+    /// Where its files are.
+    folder: Option<TempDir>,
 }
 
 impl Server {
@@ -29,7 +47,27 @@ impl Server {
             line.split_once("listening on ").and_then(|(_, address)| address.trim().parse().ok())
         });
         process.wait_for_line("ready", |line| (line == "ready").then_some(()));
-        Self { process, address }
+        Self { process, address, folder: None }
+    }
+
+    /// Starts a server of one export of `size` bytes that is kept so.
+    pub(crate) fn keeping(name: &str, size: u64, keep: Keep) -> Self {
+        let options = match keep {
+            Keep::Ram => return Self::start(&["--ram", &format!("{name}={size}")]),
+            // Where the file system allows it, else buffered.
+            Keep::DirectFile => "direct=auto,engine=uring",
+            Keep::BufferedFile => "direct=off,engine=uring",
+            Keep::PlainFile => "direct=off,engine=file",
+        };
+        let folder = disk_folder();
+        let file = folder.path().join("export.img");
+        let server = Self::start(&["--file", &format!("{name}={},create={size},{options}", file.display())]);
+        Self { folder: Some(folder), ..server }
+    }
+
+    /// The file of the export, where it has one.
+    pub(crate) fn file(&self) -> PathBuf {
+        self.folder.as_ref().expect("an export in a file").path().join("export.img")
     }
 
     /// An export of it, as `kaeru` names it.
@@ -49,4 +87,10 @@ pub(crate) fn kaerud(flags: &[&str]) -> Command {
 #[track_caller]
 pub(crate) fn run_kaerud(flags: &[&str]) -> Outcome {
     run(&mut kaerud(flags))
+}
+
+/// A folder on a real disk, as far as there is one: the system's own may be in memory.
+pub(crate) fn disk_folder() -> TempDir {
+    let near = binary("kaerud").parent().expect("a folder").to_owned();
+    TempDir::new_in(near).expect("a folder beside the programs")
 }

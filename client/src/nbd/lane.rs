@@ -174,6 +174,8 @@ pub struct Lane<L: Link> {
     /// Whole reads that are over and wait for that one, too.
     parked: VecDeque<RequestId>,
     done: Vec<Answer>,
+    /// Whether the link may have something to say. Over tcp, to ask is a system call.
+    look: bool,
     /// Operations that the link has.
     owed: u32,
     last_progress: Instant,
@@ -207,6 +209,7 @@ impl<L: Link> Lane<L> {
             deferred: VecDeque::with_capacity(REQUESTS as usize),
             parked: VecDeque::with_capacity(REQUESTS as usize),
             done: Vec::with_capacity(depth.clamp(1, 128)),
+            look: true,
             owed: 0,
             last_progress: Instant::now(),
             ending: None,
@@ -260,6 +263,7 @@ impl<L: Link> Lane<L> {
         self.post_pieces();
         self.remote.submit();
         let reaped = self.reap();
+        self.counters.set_in_flight(self.table.count() as u64);
         if matches!(self.ending, Some(LaneEnd::BrokenReply)) {
             return Err(LaneEnd::BrokenReply);
         }
@@ -271,17 +275,18 @@ impl<L: Link> Lane<L> {
 
     /// Takes finished operations. Returns whether there were any.
     fn reap(&mut self) -> bool {
-        let moved = self.remote.poll(&mut self.done);
+        let moved = std::mem::take(&mut self.look) && self.remote.poll(&mut self.done);
         if self.done.is_empty() {
             return moved;
         }
+        // There may be more than fitted.
+        self.look = self.done.len() == self.done.capacity();
         self.last_progress = Instant::now();
         let mut done = std::mem::take(&mut self.done);
         for answer in done.drain(..) {
             self.complete(answer);
         }
         self.done = done;
-        self.counters.set_in_flight(self.table.count() as u64);
         true
     }
 

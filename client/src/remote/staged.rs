@@ -27,12 +27,14 @@ use super::{Answer, Extents, Failure, NotTaken, Spent};
 const SLOTS: u32 = 64;
 
 /// How the link of a staged lane is built: as `base`, with a receive and a request for each slot that the server may
-/// lend, and with a pool that takes the server's data.
+/// lend, and with a pool that takes the server's data. The next request is the answer to a reply: until there is one,
+/// nobody waits for our acknowledgement.
 pub fn staged_link(base: &LinkConfig) -> LinkConfig {
     LinkConfig {
         pool_access: Access::RemoteReadWrite,
         messages: 2 * SLOTS,
         message_size: MESSAGE_BYTES as u32,
+        answers_messages: true,
         ..*base
     }
 }

@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::{Command, Health, Listing, SessionError, closed};
+use super::{Command, Description, Health, Listing, SessionError, closed};
 use crate::target::Server;
 
 /// Bytes taken from the stream at once.
@@ -25,6 +25,7 @@ const CHUNK: usize = 64 << 10;
 /// What a stream is opened for.
 pub(super) enum Want {
     List,
+    Describe,
     Attach(Attach),
 }
 
@@ -33,20 +34,22 @@ pub(super) type Opened = Box<Result<(SocketAddr, Welcome, Granted), SessionError
 /// The first thing that a driver reports.
 pub(super) enum Opening {
     Listed(Result<Listing, SessionError>),
+    Described(Box<Result<Description, SessionError>>),
     Attached(Opened),
 }
 
 pub(super) type Started =
     (JoinHandle<()>, oneshot::Receiver<Opening>, mpsc::UnboundedSender<Command>, watch::Receiver<Health>);
 
-pub(super) fn start(server: &Server, want: Want) -> Result<Started, SessionError> {
+pub(super) fn start(server: &Server, want: Want, patience: Patience) -> Result<Started, SessionError> {
     let (opening, opened) = oneshot::channel();
     let (commands, orders) = mpsc::unbounded_channel();
     let (tell, health) = watch::channel(Health::default());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let driver = Driver {
-        core: Core::new(Instant::now(), client_config()),
+        core: Core::new(Instant::now(), client_config(patience)),
         server: server.clone(),
+        patience: patience.connect,
         peer: None,
         want,
         welcome: None,
@@ -59,13 +62,13 @@ pub(super) fn start(server: &Server, want: Want) -> Result<Started, SessionError
     Ok((thread, opened, commands, health))
 }
 
-fn client_config() -> ClientConfig {
+fn client_config(patience: Patience) -> ClientConfig {
     let host = gethostname::gethostname();
     ClientConfig {
         client: Name::clipped(&host.to_string_lossy()),
         identity: Identity { bytes: identity() },
         versions: VersionRange::OURS,
-        patience: Patience::default(),
+        patience,
     }
 }
 
@@ -84,6 +87,8 @@ fn identity() -> [u8; 16] {
 struct Driver {
     core: Core,
     server: Server,
+    /// For the stream.
+    patience: Duration,
     peer: Option<SocketAddr>,
     want: Want,
     welcome: Option<Welcome>,
@@ -95,7 +100,7 @@ struct Driver {
 
 impl Driver {
     async fn run(mut self, mut orders: mpsc::UnboundedReceiver<Command>) {
-        let stream = match connect(&self.server).await {
+        let stream = match connect(&self.server, self.patience).await {
             Ok(stream) => stream,
             Err(error) => return self.open(Err(error)),
         };
@@ -168,6 +173,10 @@ impl Driver {
                     let listing = self.welcome.clone().map(|welcome| Listing { welcome, exports });
                     self.list_with(listing.ok_or_else(|| closed(&self.server, "it sent no welcome")));
                 }
+                Event::Described(facts) => {
+                    let known = self.peer.map(|peer| Description { peer, facts });
+                    self.describe_with(known.ok_or_else(|| closed(&self.server, "it has no address")));
+                }
                 Event::Attached(granted) => {
                     let opened = self.peer.zip(self.welcome.clone());
                     let opened = opened.map(|(peer, welcome)| (peer, welcome, granted));
@@ -201,6 +210,7 @@ impl Driver {
         self.welcome = Some(welcome);
         let asked = match &self.want {
             Want::List => self.core.list(Instant::now()),
+            Want::Describe => self.core.describe(Instant::now()),
             Want::Attach(attach) => self.core.attach(Instant::now(), attach.clone()),
         };
         if let Err(misuse) = asked {
@@ -228,12 +238,18 @@ impl Driver {
     fn open(&mut self, opened: Result<(SocketAddr, Welcome, Granted), SessionError>) {
         match (&self.want, opened) {
             (Want::List, Err(error)) => self.list_with(Err(error)),
+            (Want::Describe, Err(error)) => self.describe_with(Err(error)),
             (_, opened) => self.report(Opening::Attached(Box::new(opened))),
         }
     }
 
     fn list_with(&mut self, listing: Result<Listing, SessionError>) {
         self.report(Opening::Listed(listing));
+        self.core.close();
+    }
+
+    fn describe_with(&mut self, description: Result<Description, SessionError>) {
+        self.report(Opening::Described(Box::new(description)));
         self.core.close();
     }
 
@@ -252,7 +268,7 @@ impl Driver {
 }
 
 /// Connects to the first address of the server that answers.
-async fn connect(server: &Server) -> Result<TcpStream, SessionError> {
+async fn connect(server: &Server, patience: Duration) -> Result<TcpStream, SessionError> {
     let wanted = (server.host.clone(), server.port);
     let resolve = |reason: String| SessionError::Resolve { server: server.to_string(), reason };
     let addresses = tokio::task::spawn_blocking(move || wanted.to_socket_addrs())
@@ -261,10 +277,10 @@ async fn connect(server: &Server) -> Result<TcpStream, SessionError> {
         .map_err(|error| resolve(error.to_string()))?;
     let mut reason = "it has no address".to_owned();
     for address in addresses {
-        match tokio::time::timeout(Patience::default().connect, TcpStream::connect(address)).await {
+        match tokio::time::timeout(patience, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(error)) => reason = format!("{address}: {error}"),
-            Err(_) => reason = format!("{address} did not answer within {:?}", Patience::default().connect),
+            Err(_) => reason = format!("{address} did not answer within {patience:?}"),
         }
     }
     Err(SessionError::Connect { server: server.to_string(), reason })

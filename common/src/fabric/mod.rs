@@ -32,7 +32,8 @@
 //!   so it sees those writes; but what is posted later may overtake *it*: whoever needs a read to be over waits for its
 //!   completion. Completions of one kind come in the order of posting.
 //! - **A completed write is placed**: any read posted after its completion, on any link of the same server, sees it.
-//! - **A completed send is with the peer**: a receive of its took the message. Nobody need have polled or read it.
+//! - **A completed send is with the peer**: a receive of its took the message. Nobody need have polled or read it. Where the
+//!   peer [answers messages](LinkConfig::answers_messages), completions may come as late as its answer.
 //! - **Sends wait for receives.** A send that finds no posted receive waits; it is not lost and does not fail.
 //! - **Access is checked by the side that owns the memory**: bounds, key, right. A violation is fatal to that link
 //!   and to nothing else, as on a card. The operation comes back with [`OpError::Access`], and earlier ones that were not
@@ -146,6 +147,9 @@ pub struct LinkConfig {
     pub messages: u32,
     /// Bytes of each of those.
     pub message_size: u32,
+    /// Whether this side answers every message of the peer's with one of its own, so that the peer's completions may
+    /// wait for that: a fabric that acknowledges in software then does so along with the answer.
+    pub answers_messages: bool,
     /// Reads, writes and sends that may be in flight, all together; at least one. Receives are not counted.
     pub depth: u32,
     /// Reads that this side is willing to answer at once, from 1; a fabric may lower it to what its device can.
@@ -161,6 +165,7 @@ impl Default for LinkConfig {
             pool_access: Access::Local,
             messages: 1,
             message_size: 64,
+            answers_messages: false,
             depth: 256,
             responder_depth: 16,
         }

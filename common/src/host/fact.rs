@@ -58,6 +58,13 @@ impl fmt::Display for Unread {
     }
 }
 
+impl Default for Fact {
+    /// A fact that nobody asked for.
+    fn default() -> Self {
+        Self::missing("")
+    }
+}
+
 impl Fact {
     /// A value that was not read from a file here.
     pub fn told(path: &str, value: &str) -> Self {

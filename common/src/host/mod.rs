@@ -19,6 +19,7 @@ mod pci;
 mod rate;
 mod rdma;
 mod system;
+mod told;
 mod tree;
 
 use std::path::Path;
@@ -34,7 +35,7 @@ pub use system::{Cpu, Limit, Memory, Nbd, NbdDevice, Software, User};
 use self::tree::Tree;
 
 /// What was read about one machine.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Host {
     /// Where it was read; `/` for this machine.
     pub root: String,

@@ -24,7 +24,7 @@ pub struct Network {
 }
 
 /// A network interface.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct NetDev {
     /// Its name.
     pub name: String,

@@ -59,7 +59,7 @@ const OLD_MLX4: [u64; 12] =
     [0x6340, 0x634a, 0x6354, 0x6732, 0x673c, 0x6368, 0x6750, 0x6372, 0x675a, 0x6764, 0x6746, 0x676e];
 
 /// A PCI function.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PciDevice {
     /// Where it hangs: the path of its folder below the root.
     pub path: String,

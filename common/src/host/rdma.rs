@@ -33,7 +33,7 @@ pub enum Kind {
 }
 
 /// An RDMA device.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct RdmaDevice {
     /// Its name, which means nothing.
     pub name: String,

@@ -43,7 +43,7 @@ impl User {
 }
 
 /// Kernel, modules, packages.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Software {
     /// The kernel's version.
     pub kernel: Fact,
@@ -97,7 +97,7 @@ impl Software {
 }
 
 /// Processors.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Cpu {
     /// What they call themselves.
     pub model: Option<String>,
@@ -192,7 +192,7 @@ impl std::fmt::Display for Limit {
 }
 
 /// Memory.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Memory {
     /// Bytes of RAM.
     pub total: Option<u64>,
@@ -241,7 +241,7 @@ fn unit_limit(lines: &[String]) -> Option<String> {
 }
 
 /// The kernel's NBD driver.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Nbd {
     /// Whether it is there.
     pub loaded: bool,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  Connecting ──connected──▶ Hello ──Welcome──▶ Ready ◀──Exports, Refused── Listing
-//!                                               │  │ ──────list──────────────▶
+//!                                               │  │ ──────list──────────────▶   (and likewise Describing)
 //!                                             attach└◀─Refused─┐
 //!                                               ▼              │
 //!                            Attached ◀──Granted── Attaching ──┘
@@ -29,7 +29,7 @@ use super::{CloseReason, Misuse};
 use crate::error::PeerFault;
 use crate::fabric::FabricKind;
 use crate::wire::control::{
-    Attach, Empty, Exports, Hello, Identity, LaneTicket, Name, OpenLane, Refusal, Welcome,
+    Attach, Empty, Exports, Hello, HostFacts, Identity, LaneTicket, Name, OpenLane, Refusal, Welcome,
 };
 use crate::wire::grant::Granted;
 use crate::wire::version::VersionRange;
@@ -58,7 +58,7 @@ pub struct Patience {
     pub connect: Duration,
     /// For the answer to hello.
     pub hello: Duration,
-    /// For a list.
+    /// For a list, or a description of the server's machine.
     pub list: Duration,
     /// For a grant, before which the server may have to fence an older session.
     pub attach: Duration,
@@ -93,6 +93,8 @@ pub enum State {
     Ready,
     /// Waits for the list of exports.
     Listing,
+    /// Waits for the description of the server's machine.
+    Describing,
     /// Waits for a grant.
     Attaching,
     /// Has an export.
@@ -110,6 +112,7 @@ impl State {
             Self::Hello => "waiting for the welcome",
             Self::Ready => "ready",
             Self::Listing => "listing",
+            Self::Describing => "waiting for a description",
             Self::Attaching => "attaching",
             Self::Attached => "attached",
             Self::Detaching => "detaching",
@@ -125,6 +128,8 @@ pub enum Ask {
     Hello,
     /// For the exports.
     List,
+    /// For a description of the server's machine.
+    Describe,
     /// For an export.
     Attach,
     /// For a lane on this path.
@@ -138,6 +143,7 @@ impl Ask {
         match self {
             Self::Hello => "Hello",
             Self::List => "List",
+            Self::Describe => "Describe",
             Self::Attach => "Attach",
             Self::Lane(_) => "OpenLane",
             Self::Detach => "Detach",
@@ -148,15 +154,17 @@ impl Ask {
 /// What a client's session tells its driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The server let us in; [`Client::list`] and [`Client::attach`] may be called.
+    /// The server let us in; [`Client::list`], [`Client::describe`] and [`Client::attach`] may be called.
     Welcomed(Welcome),
     /// The exports.
     Listed(Exports),
+    /// What the server's machine is.
+    Described(HostFacts),
     /// The export is ours; [`Client::open_lane`] and [`Client::detach`] may be called.
     Attached(Granted),
     /// A lane may connect; tokens come in the order in which they were asked for.
     Lane(OpenLane, LaneTicket),
-    /// A list, an attach or a lane was refused; the session goes on.
+    /// A list, a description, an attach or a lane was refused; the session goes on.
     Refused(Ask, Refusal),
     /// The token of a lane is overdue; it may still come.
     LaneLate(OpenLane),
@@ -233,6 +241,17 @@ impl Client {
         self.require(State::Ready)?;
         self.state = State::Listing;
         self.ask(now, Ask::List, self.config.patience.list, Message::List(Empty));
+        Ok(())
+    }
+
+    /// Asks what the server's machine is.
+    ///
+    /// # Errors
+    /// [`Misuse`] unless [`State::Ready`].
+    pub fn describe(&mut self, now: Instant) -> Result<(), Misuse> {
+        self.require(State::Ready)?;
+        self.state = State::Describing;
+        self.ask(now, Ask::Describe, self.config.patience.list, Message::Describe(Empty));
         Ok(())
     }
 
@@ -395,6 +414,10 @@ impl Client {
                 self.state = State::Ready;
                 self.events.push_back(Event::Listed(exports));
             }
+            (Some(Ask::Describe), Message::Described(facts)) => {
+                self.state = State::Ready;
+                self.events.push_back(Event::Described(facts));
+            }
             (Some(Ask::Attach), Message::Granted(granted)) => {
                 self.state = State::Attached;
                 self.paths = granted.grant.paths().iter().map(|path| path.fabric).collect();
@@ -415,7 +438,7 @@ impl Client {
     fn be_refused(&mut self, ask: Ask, refusal: Refusal) {
         match ask {
             Ask::Hello | Ask::Detach => return self.end(CloseReason::Refused(refusal)),
-            Ask::List | Ask::Attach => self.state = State::Ready,
+            Ask::List | Ask::Describe | Ask::Attach => self.state = State::Ready,
             Ask::Lane(_) => {}
         }
         self.events.push_back(Event::Refused(ask, refusal));

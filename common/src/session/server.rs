@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  Greeting ──Hello──▶ Ready ──grant──▶ Attached ──detached──▶ Closed
-//!                      List, Attach     OpenLane, Detach
+//!                      List, Describe,  OpenLane, Detach
+//!                      Attach
 //!  any state ──fault, lost stream, silence beyond the lease, goodbye──▶ Closed
 //! ```
 //!
@@ -24,7 +25,9 @@ use super::timer::{Timer, Timers};
 use super::{CloseReason, Misuse};
 use crate::error::{PeerFault, Status};
 use crate::fabric::FabricKind;
-use crate::wire::control::{Attach, Empty, Exports, Hello, LaneTicket, OpenLane, Refusal, Welcome};
+use crate::wire::control::{
+    Attach, Empty, Exports, Hello, HostFacts, LaneTicket, OpenLane, Refusal, Welcome,
+};
 use crate::wire::grant::Granted;
 use crate::wire::version::VersionRange;
 use crate::wire::{MAX_PIPELINE, Message};
@@ -80,6 +83,8 @@ pub enum Event {
     Greeted(Hello),
     /// Answer with [`Server::exports`] or [`Server::refuse`].
     ListWanted,
+    /// Answer with [`Server::describe`] or [`Server::refuse`].
+    DescribeWanted,
     /// Answer with [`Server::grant`] or [`Server::refuse`].
     AttachWanted(Attach),
     /// Answer with [`Server::lane_token`] or [`Server::refuse`]. How many lanes are alive is the owner's to count.
@@ -94,6 +99,7 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Want {
     List,
+    Describe,
     Attach,
     Lane,
     Detach,
@@ -152,6 +158,16 @@ impl Server {
         Ok(())
     }
 
+    /// Answers [`Event::DescribeWanted`].
+    ///
+    /// # Errors
+    /// [`Misuse`] where that is not what is wanted.
+    pub fn describe(&mut self, facts: HostFacts) -> Result<(), Misuse> {
+        self.settle(Want::Describe)?;
+        self.answer(Message::Described(facts));
+        Ok(())
+    }
+
     /// Answers [`Event::AttachWanted`].
     ///
     /// # Errors
@@ -187,7 +203,7 @@ impl Server {
         Ok(())
     }
 
-    /// Refuses what is wanted: a list, an export or a lane.
+    /// Refuses what is wanted: a list, a description, an export or a lane.
     ///
     /// # Errors
     /// [`Misuse`] where none of these is wanted.
@@ -288,9 +304,11 @@ impl Server {
             (State::Ready | State::Attached, message) => match message {
                 Message::KeepAlive(pulse) => self.channel.acknowledge(pulse),
                 Message::KeepAliveAck(pulse) if self.channel.was_sent(pulse) => {}
-                Message::List(_) | Message::Attach(_) | Message::OpenLane(_) | Message::Detach(_) => {
-                    self.enqueue(message);
-                }
+                Message::List(_)
+                | Message::Describe(_)
+                | Message::Attach(_)
+                | Message::OpenLane(_)
+                | Message::Detach(_) => self.enqueue(message),
                 other => self.blame_message(&other),
             },
             (_, other) => self.blame_message(&other),
@@ -327,6 +345,7 @@ impl Server {
             let Some(request) = self.waiting.pop_front() else { return };
             let (want, event) = match (self.state, request) {
                 (State::Ready, Message::List(_)) => (Want::List, Event::ListWanted),
+                (State::Ready, Message::Describe(_)) => (Want::Describe, Event::DescribeWanted),
                 (State::Ready, Message::Attach(attach)) => (Want::Attach, Event::AttachWanted(attach)),
                 (State::Attached, Message::OpenLane(lane)) if self.has_path(lane) => {
                     (Want::Lane, Event::LaneWanted(lane))

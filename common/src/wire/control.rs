@@ -5,8 +5,12 @@ use std::time::Duration;
 
 use bytes::BufMut;
 
+use super::activity::Activity;
 use super::version::VersionRange;
-use super::{MAX_DEVICE_BYTES, MAX_EXPORTS, MAX_NAME_BYTES, MAX_PATHS, MAX_REASON_BYTES};
+use super::{
+    MAX_DEVICE_BYTES, MAX_EXPORTS, MAX_FACT_BYTES, MAX_NAME_BYTES, MAX_PATHS, MAX_PCI_NODES, MAX_PORTS,
+    MAX_REASON_BYTES,
+};
 use crate::codec::{BoundedList, Decode, DecodeError, Encode, Reader, Text};
 use crate::error::Status;
 use crate::fabric::FabricKind;
@@ -124,6 +128,10 @@ record! {
         pub description: Name,
         /// Who holds the right to write, if anyone does.
         pub writer: Option<Name>,
+        /// What its lanes did; none where clients reach its memory by themselves, which the server does not see.
+        pub activity: Option<Activity>,
+        /// What is wrong with it, for a person; empty if nothing is.
+        pub trouble: Name,
     }
     check check
 }
@@ -287,6 +295,92 @@ impl std::fmt::Display for Refusal {
             "" => write!(f, "{}", self.status),
             text => write!(f, "{}: {text}", self.status),
         }
+    }
+}
+
+/// What a file of the kernel said of something, word for word; empty where it could not be read.
+pub type Said = Text<MAX_FACT_BYTES>;
+
+record! {
+    /// What a server's machine is, as far as it matters to RDMA. For people who look for what is wrong: nothing else
+    /// depends on it.
+    pub struct HostFacts {
+        /// The program, with its version.
+        pub software: Name,
+        /// The machine's name.
+        pub host: Name,
+        /// Its kernel.
+        pub kernel: Name,
+        /// The ports of its RDMA devices; those of one device follow one another.
+        pub ports: BoundedList<PortFacts, MAX_PORTS>,
+    }
+}
+
+record! {
+    /// A port of an RDMA device, and the device.
+    pub struct PortFacts {
+        /// The device's name.
+        pub device: Said,
+        /// The port's number, from 1.
+        pub number: u8,
+        /// The interface below a device that is software.
+        pub parent: Said,
+        /// The kind of device: `1: CA`.
+        pub node_type: Said,
+        /// The firmware's version.
+        pub firmware: Said,
+        /// The PSID.
+        pub psid: Said,
+        /// The device's number.
+        pub node_guid: Said,
+        /// The card's maker on PCI.
+        pub pci_vendor: Said,
+        /// The card's model on PCI.
+        pub pci_device: Said,
+        /// The card, then the bridges above it.
+        pub pci: BoundedList<PciFacts, MAX_PCI_NODES>,
+        /// `InfiniBand` or `Ethernet`.
+        pub link_layer: Said,
+        /// `4: ACTIVE`.
+        pub state: Said,
+        /// `5: LinkUp`.
+        pub phys_state: Said,
+        /// `56 Gb/sec (4X FDR)`.
+        pub rate: Said,
+        /// Its local address.
+        pub lid: Said,
+        /// The subnet manager's.
+        pub sm_lid: Said,
+        /// The greatest packet that an InfiniBand port is set to.
+        pub mtu: Said,
+        /// What the port is set to: `ib`, `eth`, `auto (ib)`.
+        pub mode: Said,
+        /// The network interface that goes with it.
+        pub interface: Said,
+        /// That interface's greatest packet.
+        pub interface_mtu: Said,
+        /// That interface's speed.
+        pub interface_speed: Said,
+        /// Whether it has addresses of the first version of RoCE.
+        pub roce_v1: bool,
+        /// Whether it has addresses of the second.
+        pub roce_v2: bool,
+    }
+}
+
+record! {
+    /// One end of a PCI link.
+    pub struct PciFacts {
+        /// Bus, device and function.
+        pub address: Said,
+        /// How fast it runs.
+        pub speed: Said,
+        /// How wide it runs.
+        pub width: Said,
+        /// How fast it could.
+        pub max_speed: Said,
+        /// How wide it could.
+        pub max_width: Said,
     }
 }
 

@@ -30,6 +30,7 @@ macro_rules! record {
     };
 }
 
+pub mod activity;
 pub mod control;
 mod fields;
 pub mod grant;
@@ -38,7 +39,9 @@ pub mod version;
 
 use bytes::{BufMut, BytesMut};
 
-use self::control::{Attach, Empty, Exports, Hello, LaneTicket, OpenLane, Pulse, Refusal, Welcome};
+use self::control::{
+    Attach, Empty, Exports, Hello, HostFacts, LaneTicket, OpenLane, Pulse, Refusal, Welcome,
+};
 use self::grant::Granted;
 use crate::codec::{Decode, Encode};
 use crate::error::PeerFault;
@@ -81,6 +84,15 @@ pub const MAX_DEVICE_BYTES: usize = 64;
 
 /// Bytes of the text of a refusal.
 pub const MAX_REASON_BYTES: usize = 512;
+
+/// Ports of RDMA devices that a server tells of.
+pub const MAX_PORTS: usize = 16;
+
+/// Links on the way from the processor to a card, both ends counted.
+pub const MAX_PCI_NODES: usize = 8;
+
+/// Bytes of one fact about a machine.
+pub const MAX_FACT_BYTES: usize = 64;
 
 /// Who may send a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,6 +201,10 @@ messages! {
     16 KeepAlive(Pulse) from Both;
     /// Answers every [`Self::KeepAlive`] up to its number.
     17 KeepAliveAck(Pulse) from Both;
+    /// Asks what kind of machine the server runs on.
+    19 Describe(Empty) from Client;
+    /// The answer to [`Self::Describe`].
+    20 Described(HostFacts) from Server;
 }
 
 impl Message {

@@ -6,6 +6,7 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 
+use super::activity::{Activity, LatencySummary};
 use super::control::*;
 use super::grant::{Grant, Granted, Path, Paths};
 use super::version::VersionRange;
@@ -87,11 +88,67 @@ fn export() -> ExportInfo {
         volatile: true,
         description: "".into(),
         writer: Some("tama".into()),
+        activity: None,
+        trouble: "".into(),
     }
+}
+
+fn busy() -> ExportInfo {
+    let latency = LatencySummary { p50_ns: 1, p90_ns: 2, p99_ns: 2, p999_ns: 3, max_ns: 0x1_0000_0000 };
+    let activity = Activity {
+        lanes: 1,
+        reads: 2,
+        writes: 3,
+        others: 4,
+        bytes_read: 5,
+        bytes_written: 6,
+        errors: 7,
+        in_flight: 8,
+        last_answer_ms: Some(9),
+        latency: Some(latency),
+    };
+    ExportInfo { activity: Some(activity), trouble: "full".into(), kind: ExportKind::File, ..export() }
 }
 
 fn attach(resume: Option<SessionId>) -> Attach {
     Attach { export: "scratch".parse().unwrap(), read_only: true, steal: false, resume }
+}
+
+fn facts() -> HostFacts {
+    let none = Said::default;
+    let node = PciFacts {
+        address: "p".into(),
+        speed: "8".into(),
+        width: "4".into(),
+        max_speed: none(),
+        max_width: none(),
+    };
+    let port = PortFacts {
+        device: "mlx4_0".into(),
+        number: 1,
+        parent: none(),
+        node_type: none(),
+        firmware: none(),
+        psid: none(),
+        node_guid: none(),
+        pci_vendor: "0x15b3".into(),
+        pci_device: "0x1003".into(),
+        pci: list(vec![node]),
+        link_layer: "InfiniBand".into(),
+        state: none(),
+        phys_state: none(),
+        rate: none(),
+        lid: "0x1".into(),
+        sm_lid: none(),
+        mtu: none(),
+        mode: none(),
+        interface: none(),
+        interface_mtu: none(),
+        interface_speed: none(),
+        roce_v1: false,
+        roce_v2: true,
+    };
+    HostFacts { software: "kaerud".into(), host: "frog".into(), kernel: "6".into(), ports: list(vec![port]) }
 }
 
 /// Every message once, with its bytes in hexadecimal: what version 1 is. Spaces part the fields.
@@ -113,8 +170,17 @@ fn golden() -> Vec<(Message, &'static str)> {
         (Message::List(Empty), "00000000 0003"),
         (
             Message::Exports(Exports { exports: list(vec![export()]) }),
-            "00000027 0004  0001  0007 73637261746368 01 0000000000000400 00 00000200 00001000 01 0000 \
-             01 0004 74616d61",
+            "0000002a 0004  0001  0007 73637261746368 01 0000000000000400 00 00000200 00001000 01 0000 \
+             01 0004 74616d61 00 0000",
+        ),
+        (
+            Message::Exports(Exports { exports: list(vec![busy()]) }),
+            "0000009a 0004  0001  0007 73637261746368 02 0000000000000400 00 00000200 00001000 01 0000 \
+             01 0004 74616d61 \
+             01 0001 0000000000000002 0000000000000003 0000000000000004 0000000000000005 0000000000000006 \
+             0000000000000007 0000000000000008 01 0000000000000009 \
+             01 0000000000000001 0000000000000002 0000000000000002 0000000000000003 0000000100000000 \
+             0004 66756c6c",
         ),
         (Message::Attach(attach(None)), "0000000c 0005  0007 73637261746368 01 00 00"),
         (
@@ -149,6 +215,14 @@ fn golden() -> Vec<(Message, &'static str)> {
         (Message::Goodbye(Refusal::new(Status::ShuttingDown, "")), "00000004 000e  0008 0000"),
         (Message::KeepAlive(Pulse { sequence: 9 }), "00000004 0010  00000009"),
         (Message::KeepAliveAck(Pulse { sequence: 9 }), "00000004 0011  00000009"),
+        (Message::Describe(Empty), "00000000 0013"),
+        (
+            Message::Described(facts()),
+            "0000006a 0014  0006 6b6165727564 0004 66726f67 0001 36  0001 \
+             0006 6d6c78345f30 01 0000 0000 0000 0000 0000 0006 307831356233 0006 307831303033 \
+             0001  0001 70 0001 38 0001 34 0000 0000 \
+             000a 496e66696e6942616e64 0000 0000 0000 0003 307831 0000 0000 0000 0000 0000 0000 00 01",
+        ),
     ]
 }
 
@@ -245,6 +319,10 @@ fn sizes_and_times_keep_their_limits() {
         let exports = list(vec![ExportInfo { size, ..export() }]);
         assert_eq!(what_is_wrong(&Message::Exports(Exports { exports })), "the size of an export");
     }
+    let latency = LatencySummary { p50_ns: 2, p90_ns: 1, p99_ns: 3, p999_ns: 3, max_ns: 3 };
+    let activity = Some(Activity { latency: Some(latency), ..Activity::default() });
+    let exports = list(vec![ExportInfo { activity, ..export() }]);
+    assert_eq!(what_is_wrong(&Message::Exports(Exports { exports })), "the latencies of an export");
     for (least, preferred) in [(0, 4096), (3, 4096), (1 << 17, 1 << 17), (512, 256), (512, 0), (512, 1 << 26)]
     {
         assert!(BlockSizes { least, preferred }.check().is_err(), "{least} {preferred}");
@@ -287,7 +365,8 @@ fn the_longest_grant_and_list_fit_their_frames() {
 
     let name: ExportName = "n".repeat(255).parse().unwrap();
     let long = Text::clipped(&"x".repeat(999));
-    let widest = ExportInfo { name, description: long.clone(), writer: Some(long), ..export() };
+    let (description, writer, trouble) = (long.clone(), Some(long.clone()), long);
+    let widest = ExportInfo { name, description, writer, trouble, ..busy() };
     let message = Message::Exports(Exports { exports: list(vec![widest; MAX_EXPORTS]) });
     assert_eq!(frame(&message).len() - HEADER_BYTES, Exports::MAX_BYTES);
     assert_eq!(decode(&frame(&message)), Ok(message));
@@ -335,16 +414,47 @@ fn info() -> impl Strategy<Value = ExportInfo> {
         Just(ExportKind::Disk),
         Just(ExportKind::Null)
     ];
-    (name(), kind, 1u64..1 << 40, any::<[bool; 2]>(), blocks(), text(), option::of(text())).prop_map(
-        |(name, kind, units, [read_only, volatile], blocks, description, writer)| ExportInfo {
-            name,
-            kind,
-            size: units * u64::from(blocks.least),
-            read_only,
-            blocks,
-            volatile,
-            description,
-            writer,
+    let texts = (text(), option::of(text()), text());
+    (name(), kind, 1u64..1 << 40, any::<[bool; 2]>(), blocks(), texts, option::of(activity())).prop_map(
+        |(name, kind, units, [read_only, volatile], blocks, texts, activity)| {
+            let (description, writer, trouble) = texts;
+            ExportInfo {
+                name,
+                kind,
+                size: units * u64::from(blocks.least),
+                read_only,
+                blocks,
+                volatile,
+                description,
+                writer,
+                activity,
+                trouble,
+            }
+        },
+    )
+}
+
+fn activity() -> impl Strategy<Value = Activity> {
+    let latency = any::<[u64; 5]>().prop_map(|mut times| {
+        times.sort_unstable();
+        let [p50_ns, p90_ns, p99_ns, p999_ns, max_ns] = times;
+        LatencySummary { p50_ns, p90_ns, p99_ns, p999_ns, max_ns }
+    });
+    (any::<u16>(), any::<[u64; 7]>(), any::<Option<u64>>(), option::of(latency)).prop_map(
+        |(lanes, counts, last_answer_ms, latency)| {
+            let [reads, writes, others, bytes_read, bytes_written, errors, in_flight] = counts;
+            Activity {
+                lanes,
+                reads,
+                writes,
+                others,
+                bytes_read,
+                bytes_written,
+                errors,
+                in_flight,
+                last_answer_ms,
+                latency,
+            }
         },
     )
 }
@@ -410,6 +520,54 @@ fn any_hello() -> impl Strategy<Value = Hello> {
     })
 }
 
+fn any_facts() -> impl Strategy<Value = HostFacts> {
+    let said = || vec(text::<MAX_FACT_BYTES>(), 25);
+    let port = (said(), any::<u8>(), 0..=MAX_PCI_NODES, any::<[bool; 2]>()).prop_map(
+        |(said, number, nodes, [roce_v1, roce_v2])| {
+            let mut said = said.into_iter();
+            let mut next = || said.next().unwrap();
+            let node = PciFacts {
+                address: next(),
+                speed: next(),
+                width: next(),
+                max_speed: next(),
+                max_width: next(),
+            };
+            PortFacts {
+                device: next(),
+                number,
+                parent: next(),
+                node_type: next(),
+                firmware: next(),
+                psid: next(),
+                node_guid: next(),
+                pci_vendor: next(),
+                pci_device: next(),
+                pci: list(vec![node; nodes]),
+                link_layer: next(),
+                state: next(),
+                phys_state: next(),
+                rate: next(),
+                lid: next(),
+                sm_lid: next(),
+                mtu: next(),
+                mode: next(),
+                interface: next(),
+                interface_mtu: next(),
+                interface_speed: next(),
+                roce_v1,
+                roce_v2,
+            }
+        },
+    );
+    (text(), text(), text(), vec(port, 0..4)).prop_map(|(software, host, kernel, ports)| HostFacts {
+        software,
+        host,
+        kernel,
+        ports: list(ports),
+    })
+}
+
 fn any_message() -> impl Strategy<Value = Message> {
     let refusal = || (status(), text()).prop_map(|(status, text)| Refusal { status, text });
     let pulse = || any::<u32>().prop_map(|sequence| Pulse { sequence });
@@ -434,7 +592,13 @@ fn any_message() -> impl Strategy<Value = Message> {
         refusal().prop_map(Message::Goodbye),
         pulse().prop_map(Message::KeepAlive),
         pulse().prop_map(Message::KeepAliveAck),
-        prop_oneof![Just(Message::List(Empty)), Just(Message::Detach(Empty)), Just(Message::Detached(Empty))],
+        any_facts().prop_map(Message::Described),
+        prop_oneof![
+            Just(Message::List(Empty)),
+            Just(Message::Describe(Empty)),
+            Just(Message::Detach(Empty)),
+            Just(Message::Detached(Empty))
+        ],
     ]
 }
 
@@ -455,7 +619,7 @@ proptest! {
     }
 
     #[test]
-    fn garbage_never_panics_and_what_is_taken_means_itself(kind in 0u16..20, body in vec(any::<u8>(), 0..300)) {
+    fn garbage_never_panics_and_what_is_taken_means_itself(kind in 0u16..22, body in vec(any::<u8>(), 0..300)) {
         if let Ok(message) = Message::decode(kind, &body) {
             prop_assert_eq!(&frame(&message)[HEADER_BYTES..], &body[..]);
         }

@@ -23,9 +23,7 @@ use kaeru_common::fabric::buffer::Slot;
 use kaeru_common::fabric::{Access, Completion, Link, LinkConfig, Op, RemoteRange};
 use kaeru_common::metrics::LaneCounters;
 use kaeru_common::units::ByteRange;
-use kaeru_common::wire::io::{
-    Action, Extent, MESSAGE_BYTES, Opening, Packed, REPLY_EXTENTS, Reply, Request,
-};
+use kaeru_common::wire::io::{Action, Extent, MESSAGE_BYTES, Opening, Packed, REPLY_EXTENTS, Reply, Request};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::Lanes;
@@ -46,6 +44,7 @@ pub(super) fn link_config(responder_depth: u8) -> LinkConfig {
         // A receive for each slot, and a reply on its way.
         messages: 2 * SLOTS,
         message_size: MESSAGE_BYTES as u32,
+        answers_messages: true,
         // The data and the reply of each slot.
         depth: 2 * SLOTS,
         responder_depth,
@@ -102,6 +101,13 @@ pub(super) struct Desk<L: Link> {
     extents: Vec<store::Extent>,
 }
 
+/// Who has something for a round.
+#[derive(Clone, Copy, Debug)]
+struct Ready {
+    link: bool,
+    engine: bool,
+}
+
 /// The client broke the rules of the lane.
 #[derive(Debug, thiserror::Error)]
 #[error("the client {0}")]
@@ -112,12 +118,7 @@ impl<L: Link> Desk<L> {
     ///
     /// # Errors
     /// Where the store has no room for another lane.
-    pub(super) fn open(
-        mut link: L,
-        export: &Arc<Export>,
-        store: &Staged,
-        write: bool,
-    ) -> io::Result<Self> {
+    pub(super) fn open(mut link: L, export: &Arc<Export>, store: &Staged, write: bool) -> io::Result<Self> {
         let engine = store.engine(link.pool())?;
         let pool = link.pool().clone();
         let slots = pool.slots();
@@ -164,15 +165,13 @@ impl<L: Link> Desk<L> {
     /// Serves until the link ends or the session is fenced.
     pub(super) fn serve(mut self, lanes: &Lanes) {
         tracing::debug!("a staged lane over {} is up", self.link.kind());
+        let mut ready = Ready { link: true, engine: true };
         while !lanes.is_stopped() && self.link.down().is_none() {
-            match self.round() {
-                Ok(true) => {}
-                Ok(false) => self.sleep(lanes),
-                Err(fault) => {
-                    tracing::warn!("a lane of {} is closed: {fault}", self.export.name);
-                    self.link.close();
-                }
+            if let Err(fault) = self.round(ready) {
+                tracing::warn!("a lane of {} is closed: {fault}", self.export.name);
+                self.link.close();
             }
+            ready = self.sleep(lanes);
         }
         match self.link.down() {
             Some(why) => tracing::debug!("a staged lane over {} ended: {why}", self.link.kind()),
@@ -180,27 +179,32 @@ impl<L: Link> Desk<L> {
         }
     }
 
-    /// Everything that can be done without waiting. Returns whether anything was.
-    fn round(&mut self) -> Result<bool, Fault> {
-        let mut moved = self.link.poll(&mut self.completions);
+    /// Does what there is to do. A link that is not ready is not asked: over tcp, to ask is a system call.
+    fn round(&mut self, ready: Ready) -> Result<(), Fault> {
+        if ready.link {
+            self.link.poll(&mut self.completions);
+        }
         let mut completions = std::mem::take(&mut self.completions);
         let taken = completions.drain(..).try_for_each(|completion| self.complete(completion));
         self.completions = completions;
         taken?;
         self.begin_waiting();
         self.engine.kick();
-        moved |= self.engine.poll(&mut self.done);
+        if ready.engine || self.engine.in_flight() > 0 {
+            self.engine.poll(&mut self.done);
+        }
         let mut done = std::mem::take(&mut self.done);
         done.drain(..).for_each(|done| self.stored(done));
         self.done = done;
         self.reply_waiting();
         self.link.submit();
-        Ok(moved)
+        Ok(())
     }
 
-    fn sleep(&mut self, lanes: &Lanes) {
+    /// Sleeps until there is something to do. Whatever came meanwhile wakes at once, so nothing has to be looked at twice.
+    fn sleep(&mut self, lanes: &Lanes) -> Ready {
         if self.link.arm() {
-            return;
+            return Ready { link: true, engine: true };
         }
         let mut fds = [
             PollFd::from_borrowed_fd(self.link.wait_fd(), PollFlags::IN),
@@ -209,9 +213,11 @@ impl<L: Link> Desk<L> {
         ];
         // A failure (of which there is none but a signal) is a wake-up like any other.
         let _ = poll(&mut fds, None);
-        if !fds[0].revents().is_empty() {
+        let ready = Ready { link: !fds[0].revents().is_empty(), engine: !fds[1].revents().is_empty() };
+        if ready.link {
             self.link.woken();
         }
+        ready
     }
 
     /// One operation of the link ended.
@@ -244,7 +250,8 @@ impl<L: Link> Desk<L> {
     /// Gives a request its seat, where nobody sits yet.
     fn take(&mut self, request: Request) -> Result<(), Fault> {
         let (number, slot_size) = (request.slot, self.link.pool().slot_size());
-        let seat = self.seats.get_mut(usize::from(number)).ok_or(Fault("named a slot that it does not have"))?;
+        let seat =
+            self.seats.get_mut(usize::from(number)).ok_or(Fault("named a slot that it does not have"))?;
         if seat.work.is_some() {
             return Err(Fault("named a slot that is in use"));
         }
@@ -255,6 +262,7 @@ impl<L: Link> Desk<L> {
         };
         seat.work = Some(Work { request, arrived: Instant::now(), begun: None, stage });
         self.in_flight += 1;
+        self.counters.set_in_flight(self.in_flight);
         match refused {
             Some(_) => self.replying.push_back(number),
             None => self.begin(number),
@@ -335,7 +343,8 @@ impl<L: Link> Desk<L> {
     /// Sends a read's data to the client, and the reply behind it; `None` where the link has no room.
     fn reply(&mut self, number: u16) -> Option<()> {
         let seat = &mut self.seats[usize::from(number)];
-        let Some(Work { request, arrived, begun, stage: Stage::Over { result, stored, extents } }) = &seat.work
+        let Some(Work { request, arrived, begun, stage: Stage::Over { result, stored, extents } }) =
+            &seat.work
         else {
             return Some(());
         };
@@ -343,17 +352,22 @@ impl<L: Link> Desk<L> {
             return None;
         }
         let waited = begun.map_or(0, |begun| clamped(begun.saturating_duration_since(*arrived).as_nanos()));
-        let reply = Reply { slot: number, result: *result, waited, stored: *stored, extents: extents.clone() };
+        let reply =
+            Reply { slot: number, result: *result, waited, stored: *stored, extents: extents.clone() };
         let (packed, message) = (Packed::new(&reply), self.link.messages().take()?);
         if request.action == Action::Read
             && result.is_ok()
             && let Some(slot) = seat.slot.take()
         {
-            let to = RemoteRange { address: request.address, key: request.key, length: request.length as u32 };
+            let to =
+                RemoteRange { address: request.address, key: request.key, length: request.length as u32 };
             let _ = self.link.write(slot, to, number.into());
             self.posted += 1;
         }
         count(&self.counters, request, *result, *arrived);
+        if let Err(status) = *result {
+            self.export.failure.note(request.action, status, Instant::now());
+        }
         seat.work = None;
         self.in_flight -= 1;
         self.counters.set_in_flight(self.in_flight);

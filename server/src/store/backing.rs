@@ -127,6 +127,18 @@ impl Backing {
         }
     }
 
+    /// What went wrong and stays so.
+    pub(super) fn trouble(&self) -> Option<String> {
+        let lost = "answered writes may be lost: the system could not store them; flushes fail until kaerud is started anew";
+        let short = "the file is shorter than its export: something shortened it";
+        let troubles = [
+            self.has_lost_writes().then_some(lost),
+            self.learned.ended_early.load(Ordering::Relaxed).then_some(short),
+        ];
+        let troubles: Vec<&str> = troubles.into_iter().flatten().collect();
+        (!troubles.is_empty()).then(|| troubles.join("; "))
+    }
+
     /// Says that an operation failed, unless it has been said often.
     pub(super) fn complain(&self, op: &Op, errno: Errno) {
         let count = self.learned.complaints.fetch_add(1, Ordering::Relaxed);

@@ -29,6 +29,9 @@ mod staged;
 mod uring;
 mod work;
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use kaeru_common::fabric::buffer::Memory;
@@ -101,6 +104,14 @@ impl Store {
             Self::Ram(ram) => ram.description(),
             Self::Null(_) => "reads give zeroes, writes go nowhere".into(),
             Self::Staged(staged) => staged.description(),
+        }
+    }
+
+    /// What went wrong for good, for people: it stays until the store is opened anew.
+    pub fn trouble(&self) -> Option<String> {
+        match self {
+            Self::Ram(_) | Self::Null(_) => None,
+            Self::Staged(staged) => staged.trouble(),
         }
     }
 }

@@ -7,11 +7,12 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kaeru_common::units::Size;
 use rustix::fs::{
     AtFlags, FallocateFlags, FlockOperation, OFlags, SeekFrom, StatxFlags, fallocate, fcntl_getfl,
-    fcntl_setfl, flock, fstatfs, ioctl_blksszget, seek, statx,
+    fcntl_setfl, flock, fstatfs, fstatvfs, ioctl_blksszget, seek, statx,
 };
 use rustix::io::{Errno, pread};
 
@@ -97,6 +98,10 @@ pub enum EngineChoice {
     /// Plain system calls.
     File,
 }
+
+/// How long a lock of somebody else is waited for: the kernel takes a killed server's rings apart, which keep its files
+/// open, only after the process is gone.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The logical block unless told otherwise.
 const BLOCK: u32 = 512;
@@ -293,6 +298,8 @@ impl Opening<'_> {
             Err(error) => return Err(failed(error)),
         };
         let sized = file.set_len(size).and_then(|()| match self.options.reserve {
+            // Asked first, since to find it out would fill the file system for a while.
+            true if has_less_room(&file, size) => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
             true => Ok(fallocate(&file, FallocateFlags::empty(), 0, size)?),
             false => Ok(()),
         });
@@ -306,8 +313,9 @@ impl Opening<'_> {
 
     /// A file that was created in an earlier life must have the size that is asked for now.
     fn check_created(&self, wanted: u64) -> Result<(), OpenError> {
-        let found = fs::metadata(self.path).map_err(|source| self.cannot_open(source))?.len();
-        if found == wanted || self.options.target == Target::Disk {
+        let metadata = fs::metadata(self.path).map_err(|source| self.cannot_open(source))?;
+        let found = metadata.len();
+        if found == wanted || !metadata.is_file() {
             return Ok(());
         }
         Err(OpenError::OtherSize { path: self.path.to_owned(), found: Size(found), wanted: Size(wanted) })
@@ -427,7 +435,7 @@ impl Opening<'_> {
             true => FlockOperation::NonBlockingLockShared,
             false => FlockOperation::NonBlockingLockExclusive,
         };
-        match flock(file, mode) {
+        match patiently(|| flock(file, mode), |errno| *errno == Errno::WOULDBLOCK) {
             Err(Errno::WOULDBLOCK) => {
                 let holder = self.system.lock_holder(metadata);
                 let unknown = || "another program has locked it".to_owned();
@@ -502,6 +510,7 @@ impl Opening<'_> {
         let reason = match (self.options.direct, engine) {
             (Direct::Off, _) => return Ok(1),
             (_, Kind::File) => Cannot::Engine,
+            _ if self.options.target == Target::File && is_in_memory(file) => Cannot::InMemory,
             _ => match direct(file, size) {
                 Ok(align) => return Ok(align),
                 Err(reason) => reason,
@@ -512,6 +521,24 @@ impl Opening<'_> {
         }
         tracing::debug!("{} goes through the page cache: {reason}", self.path.display());
         Ok(1)
+    }
+}
+
+/// Whether the file system of `file` has no room for `size` bytes.
+fn has_less_room(file: &File, size: u64) -> bool {
+    fstatvfs(file).is_ok_and(|system| system.f_bavail.saturating_mul(system.f_frsize) < size)
+}
+
+/// Tries for a while, as long as somebody else is in the way.
+fn patiently<T, E>(attempt: impl Fn() -> Result<T, E>, in_the_way: impl Fn(&E) -> bool) -> Result<T, E> {
+    let start = Instant::now();
+    loop {
+        match attempt() {
+            Err(error) if in_the_way(&error) && start.elapsed() < PATIENCE => {
+                std::thread::sleep(PATIENCE / 50);
+            }
+            result => return result,
+        }
     }
 }
 
@@ -543,11 +570,12 @@ impl fmt::Display for Cannot {
     }
 }
 
+fn is_in_memory(file: &OwnedFd) -> bool {
+    fstatfs(file).is_ok_and(|system| IN_MEMORY.contains(&(system.f_type as u64)))
+}
+
 /// Turns direct I/O on and finds out the alignment that it needs.
 fn direct(file: &OwnedFd, size: u64) -> Result<u32, Cannot> {
-    if fstatfs(file).is_ok_and(|system| IN_MEMORY.contains(&(system.f_type as u64))) {
-        return Err(Cannot::InMemory);
-    }
     let told = told_alignment(file)?;
     let flags = fcntl_getfl(file).map_err(|_| Cannot::FileSystem)?;
     fcntl_setfl(file, flags | OFlags::DIRECT).map_err(|_| Cannot::FileSystem)?;

@@ -103,6 +103,11 @@ impl Staged {
         self.backing.faults.as_ref()
     }
 
+    /// See [`super::Store::trouble`].
+    pub fn trouble(&self) -> Option<String> {
+        self.backing.trouble()
+    }
+
     /// A word for people about where the bytes are and how they are reached.
     pub fn description(&self) -> String {
         let engine = match self.engine {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use kaeru_client::args::parse_time;
+use kaeru_client::target::Server;
 use kaeru_common::units::Size;
 
 /// The longest time between two readings of the counters.
@@ -23,6 +24,9 @@ pub struct Args {
     /// Say whether a RAM export of this size fits, such as 16G
     #[arg(long, value_name = "SIZE")]
     pub export: Option<Size>,
+    /// Ask the kaerud on another machine what that one is, and compare both ends
+    #[arg(long, value_name = "HOST[:PORT]")]
+    pub peer: Option<Server>,
     /// Read another machine's files, copied to this folder, instead of this machine's
     #[arg(long, value_name = "DIR")]
     pub root: Option<PathBuf>,
@@ -45,6 +49,7 @@ Examples:
   kaeru-doctor                       this machine
   kaeru-doctor --watch 10s           while data flows: are bits lost on the cable?
   kaeru-doctor --export 16G          would a RAM export of 16 GiB fit?
+  kaeru-doctor --peer 192.168.7.1    do both ends go together?
 
 The words of a report: ok; note (nothing has to be done); WARN (it works, but
 not as it could); FAIL (it does not work). Colours are for terminals only, and

@@ -108,7 +108,7 @@ fn firmware(device: &RdmaDevice, card: &PciDevice) -> Finding {
     };
     let why = match numbers.as_slice() < &ASKABLE {
         true => "It is so old that mstconfig cannot even ask it for its settings.",
-        false => "Errors were mended since.",
+        false => "The last one is of September 2017.",
     };
     described(Finding::warn(check, subject, format!("firmware {version} is old; the last one is 2.42.5000")))
         .means(format!("{why} {exact}"))

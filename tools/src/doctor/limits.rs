@@ -126,7 +126,8 @@ fn root(patient: &Patient) -> Finding {
     if denied.is_empty() {
         return Finding::ok(check, "", "not run by root, and no file that was looked at was hidden");
     }
-    let finding = Finding::note(check, "", format!("{} files were hidden from this user", denied.len()));
+    let finding =
+        Finding::note(check, "", format!("some files were hidden from this user ({})", denied.len()));
     denied
         .iter()
         .take(8)

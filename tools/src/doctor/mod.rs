@@ -4,6 +4,7 @@
 //!   Host (facts) ─┐
 //!   Aside ────────┼──▶ Patient ──▶ checks: one function each ──▶ Findings ──▶ Report ──▶ text, JSON, exit status
 //!   second Host ──┘                                              Ceilings
+//!   peer's facts ─┘
 //! ```
 //! A check takes facts and returns a [`Finding`]: what was read where, what it means, what to do. Checks read and change
 //! nothing themselves, so every one can be tested on a folder with a copy of another machine's files. They lie in a
@@ -25,6 +26,7 @@ mod link;
 mod nbd;
 mod network;
 mod pcie;
+mod peer;
 mod power;
 
 use kaeru_common::host::{Host, Port, RdmaDevice};

@@ -20,6 +20,11 @@ pub(super) fn all(patient: &Patient) -> Vec<Finding> {
     findings
 }
 
+/// How fast the way to every card is.
+pub(super) fn slots(patient: &Patient) -> Vec<Finding> {
+    cards(patient).into_iter().map(|card| slot(patient, card)).collect()
+}
+
 /// Every card, with an RDMA device or without.
 fn cards(patient: &Patient) -> Vec<&PciDevice> {
     let mut cards: Vec<&PciDevice> = patient.host.cards.iter().collect();

@@ -144,7 +144,8 @@ fn print_finding(finding: &Finding, paint: Paint, all: bool, out: &mut impl Writ
         let word = if number == 0 { finding.level.word() } else { "" };
         writeln!(out, "  {}  {line}", paint.level(finding.level, &format!("{word:4}")))?;
     }
-    if finding.level == Level::Ok && !all && finding.section != Section::Ceilings {
+    let is_table = finding.section == Section::Ceilings || finding.check == super::peer::TABLE;
+    if finding.level == Level::Ok && !all && !is_table {
         return Ok(());
     }
     let margin = " ".repeat(TITLE);

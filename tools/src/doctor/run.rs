@@ -8,7 +8,7 @@ use kaeru_common::host::Host;
 use super::args::Args;
 use super::counters::Watched;
 use super::report::Paint;
-use super::{Aside, Patient, examine};
+use super::{Aside, Patient, examine, peer};
 
 /// Examines what the user asked for. Returns the exit status.
 ///
@@ -27,7 +27,11 @@ pub fn run(args: &Args, out: &mut (impl Write + io::IsTerminal)) -> io::Result<u
         std::thread::sleep(time);
         Watched { time, later: Host::read(root).rdma }
     });
-    let report = examine(&Patient { host, aside, watched, export: args.export.map(|size| size.0) });
+    let patient = Patient { host, aside, watched, export: args.export.map(|size| size.0) };
+    let mut report = examine(&patient);
+    if let Some(server) = &args.peer {
+        report.add(peer::ask(server, &patient.host));
+    }
     match args.json {
         true => report.print_json(out)?,
         false => report.print_text(Paint::for_terminal(out), args.verbose, out)?,

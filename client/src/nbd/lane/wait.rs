@@ -84,6 +84,7 @@ impl<L: Link> Lane<L> {
         let budget = match self.config.spin {
             Spin::Always => {
                 self.incoming.wake();
+                self.look = true;
                 self.give_up_on_silence();
                 return Ok(());
             }
@@ -94,6 +95,7 @@ impl<L: Link> Lane<L> {
         }
         // An idle link can only end, and that shows without arming.
         if self.owed > 0 && self.remote.arm() {
+            self.look = true;
             return Ok(());
         }
         self.sleep()
@@ -138,6 +140,7 @@ impl<L: Link> Lane<L> {
         let (happened, link) = (fds[0].revents(), fds[1].revents());
         if !link.is_empty() {
             self.remote.woken();
+            self.look = true;
         }
         if happened.intersects(PollFlags::HUP | PollFlags::ERR) && !wanted.contains(PollFlags::IN) {
             // Nobody is left to answer, and the kernel reports it for ever.
@@ -171,6 +174,7 @@ impl<L: Link> Lane<L> {
                 self.config.patience
             );
             self.remote.close();
+            self.look = true;
         }
     }
 

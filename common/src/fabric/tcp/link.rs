@@ -123,7 +123,7 @@ impl TcpLink {
             inbox: Inbox::new(),
             outbox: Outbox::new(),
             initiator: Initiator::new(capacity, reads),
-            responder: Responder::new(capacity, reads, regions),
+            responder: Responder::new(capacity, reads, config.answers_messages, regions),
             finished: VecDeque::with_capacity(pools.slots().min(limits.depth.saturating_mul(2)) as usize),
             pools,
             pool_region,
@@ -278,7 +278,8 @@ impl TcpLink {
     /// Fills the outbox, answers and requests by turns: neither can starve the other.
     fn stage(&mut self) {
         while self.outbox.room() >= 2 {
-            let (answer, request) = (self.responder.next_answer(), self.initiator.next_request());
+            let request = self.initiator.next_request();
+            let answer = self.responder.next_answer(request.is_some());
             if answer.is_none() && request.is_none() {
                 return;
             }

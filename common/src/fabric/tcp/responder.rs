@@ -12,6 +12,9 @@ use super::regions::{Regions, Target};
 use crate::fabric::OpError;
 use crate::fabric::buffer::Slot;
 
+/// Placements after which an acknowledgement waits for nothing any more.
+const MUCH: u64 = 32;
+
 /// A receive that waits for its message.
 #[derive(Debug)]
 pub(super) struct Posted {
@@ -38,10 +41,12 @@ pub(super) struct Responder {
     answered: u64,
     /// Reads that the peer may have outstanding.
     promised: u64,
+    /// Whether acknowledgements wait for something to ride along with.
+    rides: bool,
 }
 
 impl Responder {
-    pub(super) fn new(capacity: usize, promised: u8, regions: Regions) -> Self {
+    pub(super) fn new(capacity: usize, promised: u8, rides: bool, regions: Regions) -> Self {
         Self {
             regions,
             recvs: VecDeque::with_capacity(capacity),
@@ -55,6 +60,7 @@ impl Responder {
             asked: 0,
             answered: 0,
             promised: u64::from(promised),
+            rides,
         }
     }
 
@@ -136,9 +142,9 @@ impl Responder {
         self.answered += count;
     }
 
-    /// The next answer that we owe, if any.
-    pub(super) fn next_answer(&mut self) -> Option<(Frame, Source)> {
-        if self.ack_is_due() {
+    /// The next answer that we owe, if any. `company` says whether a request of ours leaves at the same time.
+    pub(super) fn next_answer(&mut self, company: bool) -> Option<(Frame, Source)> {
+        if self.ack_is_due(company) {
             return Some((self.ack(), Source::Nothing));
         }
         let (seq, target) = self.answers.pop_front()?;
@@ -152,12 +158,13 @@ impl Responder {
         Frame::Ack { placed: self.placed, posted: self.posted }
     }
 
-    /// Placed data is acknowledged at once, since someone waits for it. A posted receive can ride along with that,
-    /// unless the peer runs out: it is announced by itself once it is half of what is there for the peer to use.
-    fn ack_is_due(&self) -> bool {
-        let unannounced = self.posted - self.announced;
-        self.placed != self.acknowledged
-            || (unannounced > 0 && unannounced * 2 >= self.posted - self.consumed)
+    /// Placed data is acknowledged at once, since someone waits for it, unless an answer is sure to follow: then along with
+    /// that, or when it has become much. A posted receive can ride along, too, unless the peer runs out: it is announced by
+    /// itself once it is half of what is there for the peer to use.
+    fn ack_is_due(&self, company: bool) -> bool {
+        let (unannounced, unacknowledged) = (self.posted - self.announced, self.placed - self.acknowledged);
+        let much = if self.rides && !company { MUCH } else { 1 };
+        unacknowledged >= much || (unannounced > 0 && unannounced * 2 >= self.posted - self.consumed)
     }
 
     /// Empties the receives, in order.

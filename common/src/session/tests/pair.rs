@@ -10,7 +10,7 @@ use crate::fabric::{FabricKind, RegionInfo};
 use crate::session::client::{self, Client, ClientConfig, Patience};
 use crate::session::server::{self, Server, ServerConfig};
 use crate::units::{BootId, Epoch, LaneToken, SessionId};
-use crate::wire::control::{Attach, BlockSizes, Exports, Identity, LaneTicket, Refusal, Welcome};
+use crate::wire::control::{Attach, BlockSizes, Exports, HostFacts, Identity, LaneTicket, Refusal, Welcome};
 use crate::wire::grant::{Grant, Granted, Path};
 use crate::wire::version::VersionRange;
 
@@ -41,6 +41,16 @@ pub(super) fn server_config() -> ServerConfig {
 
 pub(super) fn attach() -> Attach {
     Attach { export: "scratch".parse().unwrap(), read_only: false, steal: false, resume: None }
+}
+
+/// What every server's machine is.
+pub(super) fn facts() -> HostFacts {
+    HostFacts {
+        software: "kaerud".into(),
+        host: "frog".into(),
+        kernel: "6".into(),
+        ports: BoundedList::default(),
+    }
 }
 
 pub(super) fn granted() -> Granted {
@@ -207,6 +217,7 @@ impl Pair {
             (server::Event::ListWanted, _) => {
                 self.server.exports(Exports { exports: BoundedList::default() })
             }
+            (server::Event::DescribeWanted, _) => self.server.describe(facts()),
             (server::Event::AttachWanted(_), _) => self.server.grant(granted()),
             (server::Event::LaneWanted(_), _) => self.server.lane_token(TICKET),
         };

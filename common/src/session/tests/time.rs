@@ -121,8 +121,9 @@ fn a_hello_must_be_complete_within_five_seconds() {
 #[test]
 fn an_overdue_answer_ends_the_session_and_says_to_what() {
     type Request = fn(&mut Pair);
-    let cases: [(&str, u64, Request); 3] = [
+    let cases: [(&str, u64, Request); 4] = [
         ("List", 10, |pair| pair.client.list(pair.now).unwrap()),
+        ("Describe", 10, |pair| pair.client.describe(pair.now).unwrap()),
         ("Attach", 30, |pair| pair.client.attach(pair.now, attach()).unwrap()),
         ("Detach", 5, |pair| {
             pair.owner = Owner::Grants;

@@ -2,7 +2,7 @@
 
 use bytes::BytesMut;
 
-use super::pair::{Owner, Pair, TICKET, attach, client_config, granted, ms, server_config};
+use super::pair::{Owner, Pair, TICKET, attach, client_config, facts, granted, ms, server_config};
 use crate::codec::{BoundedList, DecodeError};
 use crate::error::{PeerFault, Status};
 use crate::fabric::FabricKind;
@@ -22,6 +22,8 @@ fn a_session_goes_from_hello_to_detached() {
     pair.run_for(ms(10));
     pair.client.list(pair.now).unwrap();
     pair.run_for(ms(10));
+    pair.client.describe(pair.now).unwrap();
+    pair.run_for(ms(10));
     pair.client.attach(pair.now, attach()).unwrap();
     pair.run_for(ms(10));
     pair.client.open_lane(pair.now, 0).unwrap();
@@ -35,6 +37,7 @@ fn a_session_goes_from_hello_to_detached() {
     let exports = Exports { exports: BoundedList::default() };
     let expected = [
         ClientEvent::Listed(exports),
+        ClientEvent::Described(facts()),
         ClientEvent::Attached(granted()),
         ClientEvent::Lane(LANE, TICKET),
         ClientEvent::Lane(LANE, TICKET),
@@ -45,6 +48,7 @@ fn a_session_goes_from_hello_to_detached() {
     assert_eq!((hello.client.as_str(), hello.identity.bytes), ("tama", [1; 16]));
     let expected = [
         ServerEvent::ListWanted,
+        ServerEvent::DescribeWanted,
         ServerEvent::AttachWanted(attach()),
         ServerEvent::LaneWanted(LANE),
         ServerEvent::LaneWanted(LANE),

@@ -137,6 +137,10 @@ impl Ring {
     /// # Errors
     /// Gives the task back where there is no room, which happens only beyond the capacity, or where the operation
     /// names memory that the task does not have.
+    #[expect(
+        clippy::result_large_err,
+        reason = "a task is moved, never allocated, and this error is a mistake of ours"
+    )]
     pub(super) fn launch(&mut self, mut task: Task, op: Op) -> Result<(), Task> {
         let Some(&number) = self.free.last() else { return Err(task) };
         let Some(entry) = self.entry(&mut task.work, op) else { return Err(task) };
@@ -278,6 +282,8 @@ impl Drop for Ring {
         if self.in_kernel() > 0 {
             return;
         }
+        // A closed ring is taken apart later, and would keep the file open and locked until then.
+        let _ = self.ring.submitter().unregister_files();
         // SAFETY: needed so that memory which the kernel may still touch can be kept for ever, just above. It touches
         // none any more, and this is the one place that drops these fields.
         unsafe {
