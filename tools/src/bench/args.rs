@@ -150,7 +150,7 @@ pub struct Measure {
     /// Carry this remark in every form of output
     #[arg(long, value_name = "TEXT")]
     pub label: Vec<String>,
-    /// What "kaeru-bench machine --json" printed on the server, for the report
+    /// What "kaeru-bench machine --json" printed on the server; tells more of it than the server does
     #[arg(long, value_name = "FILE")]
     pub server_machine: Option<PathBuf>,
     /// How to print, and where else

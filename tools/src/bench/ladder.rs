@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kaeru_client::nbd::lane::Spin;
-use kaeru_client::session::{AttachOptions, Session};
-use kaeru_client::target::Target;
+use kaeru_client::session::{AttachOptions, Session, describe};
+use kaeru_client::target::{Server, Target};
+use kaeru_common::host::Host;
 
 use super::engine::{EngineError, Load, measure};
 use super::figures::{Gathered, Place};
@@ -155,7 +156,7 @@ impl Ladder<'_> {
         }
         // The first lane chooses the way; it is not kept.
         drop(session.open_lane().map_err(RungError::from)?);
-        self.go_by(Way::of(&session));
+        self.go_by(Way::of(&session).map(|way| (way, target.server.clone())));
         if plan.wants(RungName::Fabric) {
             let result = self.rung(&mut FabricRung::new(session.clone(), &what, plan.spin), &what);
             match result {
@@ -175,17 +176,29 @@ impl Ladder<'_> {
         Ok(())
     }
 
-    /// Notes the way to the server, and what it means for the figures.
-    fn go_by(&mut self, way: Option<Way>) {
-        let Some(way) = way else { return };
-        for label in &way.labels {
-            if !self.report.labels.contains(label) {
-                self.report.labels.push(label.clone());
-            }
-        }
+    /// Notes the way to a server, both ends, and what they mean for the figures.
+    fn go_by(&mut self, way: Option<(Way, Server)>) {
+        let Some((way, server)) = way else { return };
         self.report.client = Machine::read(Path::new("/"), way.device.as_deref());
-        if way.is_loopback && self.report.server.is_none() {
-            self.report.server = Some(Machine::read(Path::new("/"), way.server_device.as_deref()));
+        let theirs = way.server_device.as_deref();
+        if self.report.server.is_none() {
+            self.report.server = match way.is_loopback {
+                true => Some(Machine::read(Path::new("/"), theirs)),
+                // A server that does not tell is no reason not to measure it.
+                false => describe(&server).ok().map(|told| Machine::of(&Host::told(&told.facts), theirs)),
+            };
+        }
+        let soft = self.report.server.iter().flat_map(|server| &server.cards).filter(|card| {
+            let is_used = way.server_device.as_ref() == Some(&card.device);
+            is_used && card.is_software && !way.is_loopback
+        });
+        let soft =
+            soft.map(|card| format!("software RDMA: no card is behind {} of {}", card.device, way.server));
+        let soft: Vec<String> = soft.collect();
+        for label in way.labels.iter().cloned().chain(soft) {
+            if !self.report.labels.contains(&label) {
+                self.report.labels.push(label);
+            }
         }
         self.report.route = Some(way);
     }

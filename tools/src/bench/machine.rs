@@ -50,7 +50,8 @@ impl Machine {
         Self::of(&Host::read(root), device)
     }
 
-    fn of(host: &Host, device: Option<&str>) -> Self {
+    /// The machine that `host` tells of; of its RDMA devices `device`, where that is given.
+    pub fn of(host: &Host, device: Option<&str>) -> Self {
         let wanted = |card: &&RdmaDevice| device.is_none_or(|device| device == card.name);
         let governors: Vec<&str> = host.cpu.governors.keys().map(String::as_str).collect();
         Self {
@@ -59,7 +60,8 @@ impl Machine {
             processor: host.cpu.model.clone(),
             processors: host.cpu.count,
             governor: match governors[..] {
-                [] => "not told by this kernel".to_owned(),
+                [] if host.is_live() => "not told by this kernel".to_owned(),
+                [] => "not told by the server".to_owned(),
                 _ => governors.join(", "),
             },
             cards: host.rdma.iter().filter(wanted).map(Card::of).collect(),
@@ -70,7 +72,9 @@ impl Machine {
     pub fn lines(&self) -> Vec<(&'static str, String)> {
         let or = |fact: &Option<String>| fact.clone().unwrap_or_else(|| "unknown".to_owned());
         let mut lines = vec![("host", or(&self.host)), ("kernel", or(&self.kernel))];
-        lines.push(("processor", format!("{} × {}", self.processors, or(&self.processor))));
+        if self.processors > 0 {
+            lines.push(("processor", format!("{} × {}", self.processors, or(&self.processor))));
+        }
         lines.push(("governor", self.governor.clone()));
         if self.cards.is_empty() {
             lines.push(("card", "no RDMA device".to_owned()));

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use kaeru_client::background::{Note, holders};
 use kaeru_client::session::{Route, Session};
-use kaeru_client::target::Target;
+use kaeru_client::target::{Server, Target};
 use kaeru_common::fabric::FabricKind;
 use serde::{Deserialize, Serialize};
 
@@ -55,20 +55,20 @@ impl Way {
 
 impl Way {
     /// The way behind a device that `kaeru attach` serves; `None` for others.
-    pub fn of_device(path: &Path) -> Option<Self> {
+    pub fn of_device(path: &Path) -> Option<(Self, Server)> {
         let name = path.to_str()?;
         Self::attached(|note| note.device.as_deref() == Some(name))
     }
 
     /// The way behind a socket that `kaeru nbd` serves; `None` for others.
-    pub fn of_socket(path: &Path) -> Option<Self> {
+    pub fn of_socket(path: &Path) -> Option<(Self, Server)> {
         let path = std::path::absolute(path).ok()?;
         let ending = format!("socket={}", path.display());
         Self::attached(|note| note.listen.as_deref().is_some_and(|listen| listen.ends_with(&ending)))
     }
 
-    /// What the process that left a note tells of its way.
-    fn attached(is_wanted: impl Fn(&Note) -> bool) -> Option<Self> {
+    /// What the process that left a note tells of its way, and the server that it leads to.
+    fn attached(is_wanted: impl Fn(&Note) -> bool) -> Option<(Self, Server)> {
         let holder = holders().ok()?.into_iter().find(|holder| is_wanted(&holder.note))?;
         let report = holder.report();
         let (fabric, why) = (report.fabric?, report.fabric_reason.unwrap_or_default());
@@ -77,7 +77,7 @@ impl Way {
         let here = local_address(address);
         let verbs = fabric == FabricKind::Verbs.to_string();
         let ours = if verbs { here.and_then(device_at) } else { None };
-        Some(Self {
+        let way = Self {
             server: report.server.unwrap_or_else(|| target.server.to_string()),
             fabric,
             address: address.to_string(),
@@ -86,7 +86,8 @@ impl Way {
             device: ours,
             server_device: None,
             why,
-        })
+        };
+        Some((way, target.server))
     }
 }
 

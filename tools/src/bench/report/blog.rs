@@ -36,7 +36,7 @@ pub fn print(report: &Report, out: &mut dyn Write) -> io::Result<()> {
             out,
             "server",
             MARGIN,
-            "not told by this server; \"kaeru-bench machine --json > FILE\" there and --server-machine FILE here",
+            "not told by this server; run \"kaeru-bench machine --json\" there and give its output with --server-machine",
         )?,
     }
     writeln!(out, "\nfull round trips, latency in µs")?;
