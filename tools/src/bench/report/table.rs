@@ -8,6 +8,7 @@ use super::Report;
 use super::text::{columns, paragraph};
 use crate::bench::figures::{Figures, Measured};
 use crate::bench::route::Way;
+use crate::bench::rungs::RungName;
 use crate::bench::units::{micros_f64, rate, short, speed};
 
 /// The margin of the head.
@@ -60,7 +61,13 @@ pub(super) fn load(report: &Report, first: &Measured) -> String {
         }
         None => String::new(),
     };
-    format!("{pattern}, {block}, {lanes}{mix}{pace}; {runs} of each; {}", report.spin)
+    let has_lanes =
+        |result: &Measured| matches!(result.rung, RungName::Fabric | RungName::Remote | RungName::Socket);
+    let spin = match report.results.iter().any(has_lanes) {
+        true => format!("; {}", report.spin),
+        false => String::new(),
+    };
+    format!("{pattern}, {block}, {lanes}{mix}{pace}; {runs} of each{spin}")
 }
 
 /// The way in words.
