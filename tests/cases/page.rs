@@ -87,7 +87,7 @@ fn the_page_fits_phones_and_desks_in_light_and_dark_and_its_numbers_are_those_of
     let target = server.export("scratch");
     for flags in [
         &["latency", &target, "--count", "300", "--write", "--yes", "--stages"][..],
-        &["sweep", &target, "--count", "50", "--sizes", "8,4K,64K", "--depths", "1,4"],
+        &["sweep", &target, "--count", "200", "--sizes", "8,4K,64K", "--depths", "1,4"],
     ] {
         let more = ["--warm-up", "0", "--json", "--html", page.to_str().unwrap()];
         let json: Value = serde_json::from_str(&run_bench(&[flags, &more].concat()).success()).unwrap();

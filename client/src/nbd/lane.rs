@@ -269,8 +269,12 @@ impl<L: Link> Lane<L> {
         }
         // What was received and had to wait for room shows nowhere else: it is not on the socket any more.
         let stalled = self.is_stalled();
+        // Nor do the slots that come free as their data is sent, for which pieces of reads and zeroes may be waiting.
+        let unposted = !self.reading.is_empty() || !self.zeroing.is_empty();
+        let free = self.remote.link().pool().available();
         self.outgoing.send(self.socket.as_fd())?;
-        Ok(taken || reaped || (stalled && !self.is_stalled()))
+        let freed = unposted && self.remote.link().pool().available() > free;
+        Ok(taken || reaped || freed || (stalled && !self.is_stalled()))
     }
 
     /// Takes finished operations. Returns whether there were any.

@@ -116,47 +116,73 @@ struct Ladder<'a> {
 
 impl Ladder<'_> {
     fn climb(&mut self) -> Result<(), BenchError> {
-        if self.plan.wants(RungName::Ram) {
+        let plan = self.plan;
+        // All that can be refused is asked for before anything is measured.
+        // A session that is not needed would take the right to write from the one that serves a socket or device.
+        let attached = match &plan.target {
+            Some(target) if plan.needs_session() => Some((self.attach(target)?, target)),
+            _ => None,
+        };
+        let mut socket = plan.socket.as_deref().map(|path| self.socket(path)).transpose()?;
+        let mut device = plan.device.as_deref().map(|path| self.device(path)).transpose()?;
+        let disk = plan.disk.as_deref().map(|path| DeviceRung::new(RungName::Disk, path));
+        if plan.wants(RungName::Ram) {
             self.rung(&mut RamRung, "this machine's memory")?;
         }
-        if let Some(path) = self.plan.disk.as_deref() {
-            let mut rung = DeviceRung::new(RungName::Disk, path)?;
-            self.rung(&mut rung, &path.display().to_string())?;
+        if let Some(disk) = disk {
+            self.rung(&mut disk?, "the disk")?;
         }
-        // A session that is not needed would take the right to write from the one that serves a socket or device.
-        match &self.plan.target {
-            Some(target) if self.plan.needs_session() => self.attached(target)?,
-            _ => {}
+        if let Some((session, target)) = attached {
+            self.on_session(&session, target)?;
         }
-        if let Some(path) = self.plan.socket.as_deref() {
-            let export = self.plan.target.as_ref().map_or("", |target| target.export.as_str());
-            self.go_by(Way::of_socket(path));
-            let mut rung = ExistingSocket::new(path, export)?;
-            self.report.target_bytes.get_or_insert(rung.size());
-            self.rung(&mut rung, &path.display().to_string())?;
+        if let Some(socket) = &mut socket {
+            self.rung(socket, "what the socket serves")?;
         }
-        if let Some(path) = self.plan.device.as_deref() {
-            self.go_by(Way::of_device(path));
-            let mut rung = DeviceRung::new(RungName::Device, path)?;
-            self.report.target_bytes.get_or_insert(rung.size());
-            self.rung(&mut rung, &path.display().to_string())?;
+        if let Some(device) = &mut device {
+            self.rung(device, "the device")?;
         }
         Ok(())
     }
 
-    /// The rungs that stand on a session of our own.
-    fn attached(&mut self, target: &Target) -> Result<(), BenchError> {
-        let (plan, what) = (self.plan, target.to_string());
+    /// Somebody else's NBD server.
+    fn socket(&mut self, path: &Path) -> Result<ExistingSocket, BenchError> {
+        let export = self.plan.target.as_ref().map_or("", |target| target.export.as_str());
+        let rung = ExistingSocket::new(path, export)?;
+        self.go_by(Way::of_socket(path));
+        self.report.target_bytes.get_or_insert(rung.size());
+        if self.plan.writes() && rung.is_read_only() {
+            return Err(RungError::ReadOnly(path.display().to_string()).into());
+        }
+        Ok(rung)
+    }
+
+    /// A block device.
+    fn device(&mut self, path: &Path) -> Result<DeviceRung, BenchError> {
+        let rung = DeviceRung::new(RungName::Device, path)?;
+        self.go_by(Way::of_device(path));
+        self.report.target_bytes.get_or_insert(rung.size());
+        Ok(rung)
+    }
+
+    /// A session of our own.
+    fn attach(&mut self, target: &Target) -> Result<Arc<Session>, BenchError> {
+        let plan = self.plan;
         let options =
             AttachOptions { read_only: !plan.writes(), fabric: plan.fabric, ..AttachOptions::default() };
         let session = Arc::new(Session::attach(target, options).map_err(RungError::from)?);
         self.report.target_bytes = Some(session.granted().size);
         if plan.writes() && session.granted().read_only {
-            return Err(RungError::ReadOnly(what).into());
+            return Err(RungError::ReadOnly(target.to_string()).into());
         }
         // The first lane chooses the way; it is not kept.
         drop(session.open_lane().map_err(RungError::from)?);
         self.go_by(Way::of(&session).map(|way| (way, target.server.clone())));
+        Ok(session)
+    }
+
+    /// The rungs that stand on a session of our own.
+    fn on_session(&mut self, session: &Arc<Session>, target: &Target) -> Result<(), BenchError> {
+        let (plan, what) = (self.plan, target.to_string());
         if plan.wants(RungName::Fabric) {
             let result = self.rung(&mut FabricRung::new(session.clone(), &what, plan.spin), &what);
             match result {

@@ -206,11 +206,11 @@ impl Worker {
 pub(super) fn run(mut worker: Worker) -> Option<Box<dyn Lane>> {
     worker.lane.prepare();
     let warm = worker.warm_up();
+    worker.lane.prepare();
     worker.board.is_one_warm();
     let result = warm.and_then(|()| {
         let stop = worker.stop.clone();
         worker.board.wait_for_go(|| stop.is_asked());
-        worker.lane.prepare();
         worker.measure()
     });
     let idle = !worker.in_flight();

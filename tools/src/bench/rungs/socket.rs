@@ -102,6 +102,11 @@ impl ExistingSocket {
         let (size, read_only) = (client.size(), client.is_read_only());
         Ok(Self { path: path.to_owned(), export: export.to_owned(), size, read_only })
     }
+
+    /// Whether it takes no writes.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
 }
 
 impl Rung for ExistingSocket {
