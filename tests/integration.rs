@@ -6,6 +6,7 @@ mod harness;
 
 mod cases {
     mod activity;
+    mod bench;
     mod cli;
     mod conformance;
     mod control;
@@ -19,6 +20,7 @@ mod cases {
     mod life;
     mod limits;
     mod oracle;
+    mod page;
     mod parallel;
     mod staged;
     mod stores;

@@ -8,6 +8,7 @@ use std::time::Instant;
 use kaeru_common::units::{ByteRange, Pieces};
 
 use crate::nbd::proto::NbdError;
+use crate::nbd::stamps::Marks;
 use crate::nbd::transmission::Request;
 use crate::remote::Extents;
 
@@ -56,6 +57,8 @@ pub struct InFlight {
     pub held: usize,
     /// What a question for extents found.
     pub extents: Extents,
+    /// When it passed where, if anybody wants to know.
+    pub marks: Marks,
 }
 
 impl InFlight {
@@ -72,6 +75,7 @@ impl InFlight {
             sent: 0,
             held: 0,
             extents: Extents::default(),
+            marks: Marks::default(),
         }
     }
 

@@ -10,6 +10,7 @@
 //! `direct`: RAM, by one-sided operations alone. `staged`: files and disks, by messages about the server's slots.
 
 mod direct;
+mod raw;
 mod staged;
 mod transfer;
 
@@ -24,6 +25,7 @@ use kaeru_common::units::{ByteRange, Pieces};
 pub use kaeru_common::wire::io::{Action, Extent, REPLY_EXTENTS};
 
 pub use self::direct::{BadLayout, Layout};
+pub use self::raw::Raw;
 use self::staged::Staged;
 pub use self::staged::{StagedError, staged_link};
 pub use self::transfer::RemoteError;
@@ -62,6 +64,17 @@ pub struct Answer {
     pub result: Result<u32, Failure>,
     /// For [`Action::Extents`]: what was found, from the start of the range on.
     pub extents: Extents,
+    /// What the server said of the time; nothing where no server had a hand in it.
+    pub spent: Option<Spent>,
+}
+
+/// Where a request's time went on the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spent {
+    /// From its arrival until the store had it.
+    pub waited: Duration,
+    /// In the store.
+    pub stored: Duration,
 }
 
 /// Why an operation failed.
@@ -231,6 +244,7 @@ pub enum NotTaken {
 impl From<Completion> for Answer {
     fn from(completion: Completion) -> Self {
         let Completion { tag, slot, result, .. } = completion;
-        Self { tag, slot: Some(slot), result: result.map_err(Failure::Link), extents: Extents::default() }
+        let (slot, result) = (Some(slot), result.map_err(Failure::Link));
+        Self { tag, slot, result, extents: Extents::default(), spent: None }
     }
 }

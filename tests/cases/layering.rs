@@ -181,6 +181,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "server/src/store/uring",
     "client/src/mapped/os/",
     "client/src/nbd/kernel",
+    "tools/src/bench/rungs/ring.rs",
 ];
 
 /// A source file without comments and test modules.

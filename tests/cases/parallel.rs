@@ -184,3 +184,22 @@ fn long_and_short_requests_mix_on_one_connection() {
         assert!(raw.take(length) == bytes[offset..offset + length], "{length} bytes at {offset}");
     }
 }
+
+#[test]
+fn reads_that_wait_for_slots_go_on_once_a_client_takes_the_data_of_others() {
+    // A client takes nothing for a while: then every slot holds data that waits for the socket, and further reads wait
+    // for slots. Once it reads, fast enough, one send empties them all, and nothing else ever wakes the lane.
+    const LENGTH: u32 = 16 << 10;
+    let server = Server::start(&["--null", "void=1G"]);
+    let nbd = Nbd::unix(&server, "void");
+    for count in (500..1000u64).step_by(25) {
+        let mut raw = Raw::attach(&nbd);
+        let requests: Vec<u8> =
+            (0..count).flat_map(|cookie| request_bytes(CMD_READ, 0, cookie, 0, LENGTH)).collect();
+        raw.send(&requests);
+        thread::sleep(Duration::from_millis(50));
+        let mut answered: Vec<u64> = (0..count).map(|_| raw.reply(LENGTH as usize).0).collect();
+        answered.sort_unstable();
+        assert!(answered.into_iter().eq(0..count));
+    }
+}

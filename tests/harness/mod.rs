@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub(crate) mod bench;
 pub(crate) mod client;
 pub(crate) mod driven;
 pub(crate) mod lane;

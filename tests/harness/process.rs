@@ -88,6 +88,11 @@ impl Process {
         self.child.id()
     }
 
+    /// What it said on stdout, as far as it was waited for.
+    pub(crate) fn said(&self) -> &str {
+        &self.said
+    }
+
     /// What it said on stderr so far.
     pub(crate) fn errors(&self) -> String {
         std::fs::read_to_string(&self.errors).unwrap_or_default()

@@ -40,6 +40,7 @@ use self::incoming::Incoming;
 use self::outgoing::Outgoing;
 pub use self::wait::{Spin, Stop};
 use super::proto::NbdError;
+use super::stamps::Stamps;
 use super::transmission::{Command, ExportLimits, Malformed, ReplyHeader};
 use crate::inflight::{RequestId, Table};
 use crate::remote::{Answer, Failure, Remote};
@@ -149,6 +150,8 @@ pub struct Lane<L: Link> {
     config: LaneConfig,
     stop: Stop,
     counters: Arc<LaneCounters>,
+    /// Who wants to know when each request passed where.
+    stamps: Option<Arc<Stamps>>,
     incoming: Incoming,
     outgoing: Outgoing,
     /// A slot for payload that is received together with its header.
@@ -215,7 +218,15 @@ impl<L: Link> Lane<L> {
             config,
             stop,
             counters,
+            stamps: None,
         }
+    }
+
+    /// Notes in `stamps` when each request passed where.
+    #[must_use]
+    pub fn with_stamps(mut self, stamps: Arc<Stamps>) -> Self {
+        self.stamps = Some(stamps);
+        self
     }
 
     /// Takes bytes of the stream that were received before the lane existed: at most [`EARLY_BYTES`].
@@ -258,8 +269,12 @@ impl<L: Link> Lane<L> {
         }
         // What was received and had to wait for room shows nowhere else: it is not on the socket any more.
         let stalled = self.is_stalled();
+        // Nor do the slots that come free as their data is sent, for which pieces of reads and zeroes may be waiting.
+        let unposted = !self.reading.is_empty() || !self.zeroing.is_empty();
+        let free = self.remote.link().pool().available();
         self.outgoing.send(self.socket.as_fd())?;
-        Ok(taken || reaped || (stalled && !self.is_stalled()))
+        let freed = unposted && self.remote.link().pool().available() > free;
+        Ok(taken || reaped || freed || (stalled && !self.is_stalled()))
     }
 
     /// Takes finished operations. Returns whether there were any.
@@ -284,6 +299,9 @@ impl<L: Link> Lane<L> {
         self.owed -= 1;
         let Some(flight) = self.table.get(id) else { return };
         flight.outstanding -= 1;
+        if self.stamps.is_some() {
+            flight.marks.complete(answer.spent);
+        }
         let (command, failed) = (flight.request.command, flight.error.is_some());
         match (answer.result, answer.slot) {
             (Err(error), _) => {

@@ -14,7 +14,8 @@
 //! 4. [`lane`]: the loop between one connection's socket and the export;
 //! 5. [`front`]: an export's lanes, lent to its connections;
 //! 6. [`listen`]: connections of programs, over a Unix socket or a loopback port;
-//! 7. [`kernel`]: connections of the kernel, as `/dev/nbdN` (Linux).
+//! 7. [`kernel`]: connections of the kernel, as `/dev/nbdN` (Linux);
+//! 8. [`stamps`]: when each request passed where, for who measures a lane.
 
 pub mod front;
 pub mod handshake;
@@ -23,4 +24,5 @@ pub mod kernel;
 pub mod lane;
 pub mod listen;
 pub mod proto;
+pub mod stamps;
 pub mod transmission;

@@ -21,7 +21,7 @@ use kaeru_common::units::ByteRange;
 use kaeru_common::wire::io::{Action, MAX_STAGED_SLOTS, MESSAGE_BYTES, Opening, Packed, Reply, Request};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::{Answer, Extents, Failure, NotTaken};
+use super::{Answer, Extents, Failure, NotTaken, Spent};
 
 /// Slots of the server that a lane makes use of.
 const SLOTS: u32 = 64;
@@ -303,7 +303,9 @@ impl Staged {
         let Some(Pending { tag, length, slot, reply: Some(reply), .. }) = place.take_if(over) else { return };
         self.free.push(number);
         let result = reply.result.map(|()| length).map_err(Failure::Store);
-        answers.push_back(Answer { tag, slot, result, extents: reply.extents });
+        let time = |nanos: u32| Duration::from_nanos(nanos.into());
+        let spent = Some(Spent { waited: time(reply.waited), stored: time(reply.stored) });
+        answers.push_back(Answer { tag, slot, result, extents: reply.extents, spent });
     }
 
     /// Answers everything that a dead link left behind, once nothing can land in its slots any more.
@@ -312,7 +314,7 @@ impl Staged {
             if let Some(Pending { tag, slot, .. }) = place.take() {
                 self.free.push(number);
                 let result = Err(Failure::Link(OpError::LinkDead));
-                answers.push_back(Answer { tag, slot, result, extents: Extents::default() });
+                answers.push_back(Answer { tag, slot, result, extents: Extents::default(), spent: None });
             }
         }
     }

@@ -1,18 +1,21 @@
-//! The command line: what the user typed, and the plan that it means.
+//! The command line: what the user typed. What it means is [`super::plan`]'s.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::error::ErrorKind;
-use clap::{ArgGroup, Args as ClapArgs, CommandFactory, Parser, Subcommand, ValueEnum};
-use kaeru_client::args::parse_spin;
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use kaeru_client::args::{parse_spin, parse_time};
 use kaeru_client::nbd::lane::Spin;
+use kaeru_client::nbd::proto::MAX_REQUEST;
 use kaeru_client::session::FabricChoice;
 use kaeru_client::target::Target;
+use kaeru_common::units::Size;
 
-use super::runner::Limit;
+use super::nbd_client::MAX_DEPTH;
+use super::rungs::RungName;
+use super::workload::Pattern;
 
-/// Measures exports: how long one block takes, and where on its way the time goes.
+/// Measures exports: how long a block takes, how many go through, and where on the way the time goes.
 #[derive(Debug, Parser)]
 #[command(
     name = "kaeru-bench",
@@ -32,7 +35,7 @@ pub struct Args {
     /// Print the manual page and exit
     #[arg(long, exclusive = true)]
     pub man: bool,
-    /// What to measure
+    /// What to do
     #[command(subcommand)]
     pub command: Option<Command>,
 }
@@ -41,170 +44,225 @@ const AFTER_HELP: &str = "\
 Examples:
   kaeru-bench latency 192.168.7.1/scratch                 4 KiB reads; changes nothing
   kaeru-bench latency 192.168.7.1/scratch --write --yes   writes too: DESTROYS what is on it
-  kaeru-bench latency --socket /tmp/disk.sock             any NBD server, for comparison
+  kaeru-bench latency --socket /tmp/disk.sock             any NBD server, to compare with
+  kaeru-bench latency --device /dev/nbd0                  what fio measures on it
+  kaeru-bench sweep 192.168.7.1/scratch --html sweep.html
+  kaeru-bench compare before.json after.json
 
-Exit status: 0 success, 1 failure or failed operations, 2 wrong usage.";
+Exit status: 0 success, 1 failure or failed operations, 2 wrong usage, 130 interrupted.";
 
-/// What to measure.
+/// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// How long a 4 KiB block takes, one at a time
-    Latency(Latency),
+    #[command(after_help = MEASURE_HELP)]
+    Latency(Measure),
+    /// How many bytes go through: 128 KiB blocks in order, 16 at once
+    #[command(after_help = MEASURE_HELP)]
+    Bandwidth(Measure),
+    /// How many operations go through: 4 KiB blocks at random places, 32 at once
+    #[command(after_help = MEASURE_HELP)]
+    Iops(Measure),
+    /// Latency and throughput for every size at every depth
+    #[command(after_help = MEASURE_HELP)]
+    Sweep(Sweep),
+    /// A load of your own
+    #[command(after_help = MEASURE_HELP)]
+    Run(Run),
+    /// Tell whether reports (made with --json) differ by more than their runs differ among themselves
+    Compare(Compare),
+    /// Say what this machine is: card, firmware, link, PCIe, kernel, governor
+    Machine(Machine),
 }
 
-/// Where on the way to measure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum RungChoice {
-    /// The client's library: no NBD, no kernel device
-    Remote,
-    /// NBD over a Unix socket on top of it
-    Socket,
-    /// All of them, one after the other
-    All,
-}
+const MEASURE_HELP: &str = "\
+Rungs, from the bottom up; the difference between two is what lies between them:
+  ram      a copy from this machine's own memory, to compare with
+  disk     a disk, file or folder of this machine, to compare with (--disk)
+  fabric   one-sided operations on the link alone, as ib_read_lat; RAM exports only
+  remote   the client's library, the fabric and the server
+  socket   in addition NBD over a Unix socket, and the lane that serves it
+  device   a block device of the kernel, such as /dev/nbd0, as fio (--device)
 
-/// `kaeru-bench latency`
+Times are full round trips. A warm-up comes first and is not counted. Ctrl-C
+ends early and prints what was measured so far.
+
+Nothing is written without --write, which OVERWRITES blocks all over the
+export, and a yes: typed when asked, or --yes.";
+
+/// What is common to all measurements.
 #[derive(Debug, ClapArgs)]
-#[command(
-    group = ArgGroup::new("what").args(["target", "socket"]).multiple(true).required(true),
-    after_help = LATENCY_HELP
-)]
-pub struct Latency {
+pub struct Measure {
     /// The export
-    #[arg(value_name = "HOST/EXPORT")]
+    #[arg(value_name = "HOST/EXPORT", required_unless_present_any = ["socket", "device", "disk"])]
     pub target: Option<Target>,
     /// Which fabric to use
     #[arg(long, value_enum, default_value = "auto")]
     pub fabric: FabricChoice,
-    /// Where to measure [default: all; socket without an export]
-    #[arg(long, value_enum)]
-    pub rung: Option<RungChoice>,
-    /// Measure the NBD server on this Unix socket instead of one of our own
+    /// Where to measure, several with commas [default: every one that there is]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "RUNG", hide_possible_values = true)]
+    pub rung: Vec<RungName>,
+    /// Measure the NBD server on this Unix socket instead of a lane of our own
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// Measure each kind of operation for this long [default: 3]
-    #[arg(long, value_name = "N", conflicts_with = "count", value_parser = clap::value_parser!(u32).range(1..))]
-    pub seconds: Option<u32>,
-    /// Measure this many operations of each kind
+    /// Measure this block device, such as /dev/nbd0
+    #[arg(long, value_name = "PATH")]
+    pub device: Option<PathBuf>,
+    /// Measure this disk, file or folder of this machine, to compare with; in a folder a file is made for the while
+    #[arg(long, value_name = "PATH")]
+    pub disk: Option<PathBuf>,
+    /// Operations under way at once on each lane
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)))]
+    pub depth: Option<u32>,
+    /// Bytes of one operation
+    #[arg(long, value_name = "SIZE", value_parser = parse_block)]
+    pub block: Option<u32>,
+    /// Lanes, each with a thread and a connection of its own
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub lanes: u32,
+    /// Begin this many operations a second, on time whether earlier ones are over or not
+    #[arg(long, value_name = "PER-SECOND", value_parser = parse_positive)]
+    pub rate: Option<f64>,
+    /// Measure each figure for this many seconds, all runs together [default: 3; sweep: 1]
+    #[arg(long, value_name = "N", conflicts_with = "count", value_parser = parse_positive)]
+    pub seconds: Option<f64>,
+    /// Measure this many operations for each figure, all runs together
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
-    /// Spin this long before sleeping while an answer is due: 0, 20us, 1ms or always
-    #[arg(long, value_name = "TIME", value_parser = parse_spin, default_value = "20us")]
-    pub spin: Spin,
-    /// Measure writes too, which OVERWRITES random blocks of the export; needs --yes
+    /// Runs for each figure, from which its spread is known [default: 3; sweep: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub repeat: Option<u32>,
+    /// How long to warm up
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "500ms")]
+    pub warm_up: Duration,
+    /// Stamp every operation: when it passed where
+    #[arg(long)]
+    pub stages: bool,
+    /// Spin this long before sleeping while an answer is due: 0, 20us, 1ms or always [default: as kaeru does]
+    #[arg(long, value_name = "TIME", value_parser = parse_spin)]
+    pub spin: Option<Spin>,
+    /// Measure writes too, which OVERWRITES blocks all over the export
     #[arg(long)]
     pub write: bool,
     /// Agree that what is on the export is lost
     #[arg(long, requires = "write")]
     pub yes: bool,
+    /// Carry this remark in every form of output
+    #[arg(long, value_name = "TEXT")]
+    pub label: Vec<String>,
+    /// What "kaeru-bench machine --json" printed on the server; tells more of it than the server does
+    #[arg(long, value_name = "FILE")]
+    pub server_machine: Option<PathBuf>,
+    /// How to print, and where else
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// How to print.
+#[derive(Clone, Debug, Default, ClapArgs)]
+pub struct Output {
     /// Print JSON
+    #[arg(long, group = "form")]
+    pub json: bool,
+    /// Print comma-separated values
+    #[arg(long, group = "form")]
+    pub csv: bool,
+    /// Print a block to paste into a blog or an issue
+    #[arg(long, group = "form")]
+    pub paste: bool,
+    /// Also write one self-contained page with plots
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+/// `kaeru-bench sweep`
+#[derive(Debug, ClapArgs)]
+pub struct Sweep {
+    /// Sizes of blocks
+    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', value_parser = parse_block,
+        default_value = "4K,16K,64K,256K", conflicts_with = "block")]
+    pub sizes: Vec<u32>,
+    /// Depths
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,4,16",
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_DEPTH)), conflicts_with = "depth")]
+    pub depths: Vec<u32>,
+    /// The rest
+    #[command(flatten)]
+    pub measure: Measure,
+}
+
+/// Which operations `run` does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RunOp {
+    /// Reads
+    Read,
+    /// Writes; needs --write
+    Write,
+    /// Both at once, see --reads; needs --write
+    Mixed,
+}
+
+/// `kaeru-bench run`
+#[derive(Debug, ClapArgs)]
+pub struct Run {
+    /// Which operations
+    #[arg(long, value_enum, default_value = "read")]
+    pub op: RunOp,
+    /// Reads in a hundred operations of a mixed load
+    #[arg(long, value_name = "PERCENT", default_value = "70", value_parser = clap::value_parser!(u8).range(1..=99))]
+    pub reads: u8,
+    /// In which order blocks are taken
+    #[arg(long, value_enum, default_value = "random")]
+    pub pattern: Pattern,
+    /// The rest
+    #[command(flatten)]
+    pub measure: Measure,
+}
+
+/// `kaeru-bench compare`
+#[derive(Debug, ClapArgs)]
+pub struct Compare {
+    /// Reports that --json printed; all others are compared with the first
+    #[arg(value_name = "FILE", required = true, num_args = 2..)]
+    pub files: Vec<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Also write one self-contained page with plots laid over one another
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+/// `kaeru-bench machine`
+#[derive(Debug, ClapArgs)]
+pub struct Machine {
+    /// Print JSON, for --server-machine
     #[arg(long)]
     pub json: bool,
 }
 
-const LATENCY_HELP: &str = "\
-Rungs, from the bottom up; the difference between two is what lies between them:
-  remote   the client's library, the fabric and the server
-  socket   in addition NBD over a Unix socket, and the lane that serves it
-
-Blocks are 4 KiB at random places, one at a time; times are full round trips.
-A warm-up comes first and is not counted. Ctrl-C ends early and prints what
-was measured so far.";
-
-/// What is to be measured.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// The export; always there for the remote rung.
-    pub target: Option<Target>,
-    /// Which fabric.
-    pub fabric: FabricChoice,
-    /// Whether the client's library is measured.
-    pub remote: bool,
-    /// Whether NBD is measured, and on which server.
-    pub socket: Option<SocketChoice>,
-    /// How much of each.
-    pub limit: Limit,
-    /// Spinning before sleeping.
-    pub spin: Spin,
-    /// Whether the export may be overwritten.
-    pub write: bool,
+/// The size of a block: `8`, `4K`, `1M`.
+fn parse_block(text: &str) -> Result<u32, String> {
+    let size: Size = text.parse().map_err(|error: kaeru_common::units::BadSize| error.to_string())?;
+    u32::try_from(size.0)
+        .ok()
+        .filter(|bytes| (1..=MAX_REQUEST).contains(bytes))
+        .ok_or_else(|| format!("a block has 1 byte to {}", Size(MAX_REQUEST.into())))
 }
 
-/// Whose NBD server is measured.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SocketChoice {
-    /// One of our own, in this process.
-    Own,
-    /// The one on this socket.
-    Existing(PathBuf),
-}
-
-impl Latency {
-    /// What was meant.
-    ///
-    /// # Errors
-    /// Where flags do not go together; exits with status 2.
-    pub fn plan(&self) -> Result<Plan, clap::Error> {
-        let wrong = |kind, text: String| Err(Args::command().error(kind, text));
-        let rung = self.rung.unwrap_or(match self.target {
-            Some(_) => RungChoice::All,
-            None => RungChoice::Socket,
-        });
-        let (remote, socket) = (rung != RungChoice::Socket, rung != RungChoice::Remote);
-        if remote && self.target.is_none() {
-            let text = "the rung \"remote\" needs HOST/EXPORT; \"kaeru ls HOST\" lists the exports";
-            return wrong(ErrorKind::MissingRequiredArgument, text.into());
-        }
-        if !socket && self.socket.is_some() {
-            let text = "--socket is not measured with --rung remote; leave one of them out";
-            return wrong(ErrorKind::ArgumentConflict, text.into());
-        }
-        if self.write && !self.yes {
-            let what = match (&self.target, &self.socket) {
-                (Some(target), _) => target.to_string(),
-                (None, Some(path)) => format!("what {} serves", path.display()),
-                (None, None) => "the export".into(),
-            };
-            let text = format!(
-                "--write overwrites random blocks of {what}: files on it are destroyed; \
-                 nothing was measured. Add --yes if all of it may be lost"
-            );
-            return wrong(ErrorKind::MissingRequiredArgument, text);
-        }
-        let own = self.socket.clone().map_or(SocketChoice::Own, SocketChoice::Existing);
-        Ok(Plan {
-            target: self.target.clone(),
-            fabric: self.fabric,
-            remote,
-            socket: socket.then_some(own),
-            limit: match self.count {
-                Some(count) => Limit::Count(count),
-                None => Limit::Time(Duration::from_secs(self.seconds.unwrap_or(3).into())),
-            },
-            spin: self.spin,
-            write: self.write,
-        })
+fn parse_positive(text: &str) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|_| format!("\"{text}\" is no number"))?;
+    if number.is_finite() && number > 0.0 && number < 1e9 {
+        Ok(number)
+    } else {
+        Err("it has to be above 0".into())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn parse(flags: &[&str]) -> Result<Plan, String> {
-        let args = Args::try_parse_from([&["kaeru-bench", "latency"], flags].concat())
-            .map_err(|error| error.to_string())?;
-        let Some(Command::Latency(latency)) = args.command else { return Err("another command".into()) };
-        latency.plan().map_err(|error| {
-            assert_eq!(error.exit_code(), 2);
-            error.to_string()
-        })
-    }
-
-    fn fails(flags: &[&str], part: &str) {
-        let text = parse(flags).unwrap_err();
-        assert!(text.contains(part), "{text}");
-    }
+    use clap::CommandFactory;
 
     #[test]
     fn the_flags_are_sound() {
@@ -212,35 +270,16 @@ mod tests {
     }
 
     #[test]
-    fn without_flags_both_rungs_are_read_for_some_seconds() {
-        let plan = parse(&["h/x"]).unwrap();
-        assert!(plan.remote && !plan.write);
-        assert_eq!(plan.socket, Some(SocketChoice::Own));
-        assert_eq!(plan.limit, Limit::Time(Duration::from_secs(3)));
-    }
-
-    #[test]
-    fn a_socket_alone_needs_no_export() {
-        let plan = parse(&["--socket", "/s", "--count", "9"]).unwrap();
-        assert!(!plan.remote);
-        assert_eq!(plan.socket, Some(SocketChoice::Existing("/s".into())));
-        assert_eq!(plan.limit, Limit::Count(9));
-    }
-
-    #[test]
-    fn nothing_is_overwritten_without_yes() {
-        fails(&["h/x", "--write"], "Add --yes");
-        fails(&["--socket", "/s", "--write"], "what /s serves");
-        fails(&["h/x", "--yes"], "--write");
-        assert!(parse(&["h/x", "--write", "--yes"]).unwrap().write);
-    }
-
-    #[test]
-    fn what_is_missing_or_contradicts_itself_is_said() {
-        fails(&[], "required");
-        fails(&["--socket", "/s", "--rung", "all"], "needs HOST/EXPORT");
-        fails(&["h/x", "--socket", "/s", "--rung", "remote"], "leave one of them out");
-        fails(&["h/x", "--seconds", "1", "--count", "1"], "cannot be used with");
-        fails(&["h/x", "--count", "0"], "0");
+    fn blocks_have_bounds() {
+        assert_eq!(
+            (parse_block("8"), parse_block("4K"), parse_block("32M")),
+            (Ok(8), Ok(4096), Ok(32 << 20))
+        );
+        for text in ["0", "33M", "-1", "x"] {
+            assert!(parse_block(text).is_err(), "{text}");
+        }
+        for text in ["0", "-1", "inf", "NaN", "x"] {
+            assert!(parse_positive(text).is_err(), "{text}");
+        }
     }
 }

@@ -1,22 +1,22 @@
-//! A small NBD client on a blocking Unix socket: fixed newstyle, `NBD_OPT_GO`, simple replies, one request at a time.
+//! A small NBD client on a Unix socket: fixed newstyle, `NBD_OPT_GO`, simple replies, many requests at once.
 //!
-//! It shares the numbers of the specification with our server and no code, so it is a second opinion on it. Per request
-//! it makes one system call to ask and one to be answered, as long as the socket gives all at once.
+//! It shares the numbers of the specification with our server and no code, so it is a second opinion on it. Here: how to
+//! get at an export. `requests`: what happens then.
 
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+mod requests;
+
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kaeru_client::nbd::proto::{
     ClientFlags, GREETING_BYTES, HandshakeFlags, INFO_EXPORT, INIT_MAGIC, MAX_STRING, OPT_GO, OPTION_MAGIC,
-    OPTION_REPLY_HEADER_BYTES, OPTION_REPLY_MAGIC, REP_ACK, REP_FLAG_ERROR, REP_INFO, REQUEST_BYTES,
-    REQUEST_MAGIC, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, TransmissionFlags,
+    OPTION_REPLY_HEADER_BYTES, OPTION_REPLY_MAGIC, REP_ACK, REP_FLAG_ERROR, REP_INFO, TransmissionFlags,
 };
 
-const READ: u16 = 0;
-const WRITE: u16 = 1;
-const DISCONNECT: u16 = 2;
+use self::requests::Requests;
+pub use self::requests::{Answered, MAX_DEPTH};
 
 /// Why an export cannot be used, or a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -43,36 +43,41 @@ pub enum NbdError {
     /// The connection failed.
     #[error("the NBD connection failed: {0}")]
     Io(#[from] io::Error),
-    /// One request was refused; the connection lives on.
-    #[error("the NBD server answered with error {0}")]
-    Refused(u32),
 }
 
 /// A connection to one export.
 #[derive(Debug)]
 pub struct NbdClient {
-    stream: UnixStream,
     size: u64,
     flags: TransmissionFlags,
-    cookie: u64,
+    requests: Requests,
 }
 
 impl NbdClient {
-    /// Connects to `export` of the server at `path`. No answer may take longer than `patience`.
+    /// Connects to `export` of the server at `path`, for up to `depth` requests at once. It has to greet us within
+    /// `patience`.
     ///
     /// # Errors
     /// [`NbdError`].
-    pub fn connect(path: &Path, export: &str, patience: Duration) -> Result<Self, NbdError> {
+    pub fn connect(path: &Path, export: &str, patience: Duration, depth: u32) -> Result<Self, NbdError> {
         let connect = |source| NbdError::Connect { path: path.to_owned(), source };
-        Self::over(UnixStream::connect(path).map_err(connect)?, export, patience)
+        Self::over(UnixStream::connect(path).map_err(connect)?, export, patience, depth)
     }
 
-    fn over(mut stream: UnixStream, export: &str, patience: Duration) -> Result<Self, NbdError> {
+    fn over(mut stream: UnixStream, export: &str, patience: Duration, depth: u32) -> Result<Self, NbdError> {
         stream.set_read_timeout(Some(patience))?;
         stream.set_write_timeout(Some(patience))?;
         greet(&mut stream)?;
         let (size, flags) = go(&mut stream, export)?;
-        Ok(Self { stream, size, flags, cookie: 0 })
+        Ok(Self { size, flags, requests: Requests::new(stream, depth)? })
+    }
+
+    /// A connection that needs no handshake, as one of the kernel's: both ends know what it is about.
+    ///
+    /// # Errors
+    /// [`NbdError::Io`].
+    pub fn agreed(stream: UnixStream, size: u64, depth: u32) -> Result<Self, NbdError> {
+        Ok(Self { size, flags: TransmissionFlags::HAS_FLAGS, requests: Requests::new(stream, depth)? })
     }
 
     /// Bytes of the export.
@@ -85,77 +90,16 @@ impl NbdClient {
         self.flags.contains(TransmissionFlags::READ_ONLY)
     }
 
-    /// Reads `into.len()` bytes at `offset`.
-    ///
-    /// # Errors
-    /// [`NbdError::Refused`], or the connection is of no use any more.
-    pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), NbdError> {
-        let header = self.request(READ, offset, into.len())?;
-        self.stream.write_all(&header)?;
-        self.answer(into)
-    }
-
-    /// Writes `bytes` at `offset`.
-    ///
-    /// # Errors
-    /// As [`Self::read`].
-    pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), NbdError> {
-        let header = self.request(WRITE, offset, bytes.len())?;
-        let sent = self.stream.write_vectored(&[IoSlice::new(&header), IoSlice::new(bytes)])?;
-        self.stream.write_all(header.get(sent..).unwrap_or_default())?;
-        self.stream.write_all(&bytes[sent.saturating_sub(REQUEST_BYTES)..])?;
-        self.answer(&mut [])
-    }
-
-    /// Takes leave. There is no answer to it.
-    pub fn disconnect(&mut self) {
-        if let Ok(header) = self.request(DISCONNECT, 0, 0) {
-            let _ = self.stream.write_all(&header);
-        }
-    }
-
-    fn request(&mut self, command: u16, offset: u64, length: usize) -> Result<[u8; REQUEST_BYTES], NbdError> {
-        let length = u32::try_from(length).map_err(|_| NbdError::Protocol("a request of 4 GiB or more"))?;
-        self.cookie += 1;
-        let mut header = [0; REQUEST_BYTES];
-        header[0..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
-        header[6..8].copy_from_slice(&command.to_be_bytes());
-        header[8..16].copy_from_slice(&self.cookie.to_be_bytes());
-        header[16..24].copy_from_slice(&offset.to_be_bytes());
-        header[24..28].copy_from_slice(&length.to_be_bytes());
-        Ok(header)
-    }
-
-    /// Receives the reply to the one request under way, and its data. An error has no data.
-    fn answer(&mut self, data: &mut [u8]) -> Result<(), NbdError> {
-        let mut header = [0; SIMPLE_REPLY_BYTES];
-        let mut got = 0;
-        while got < SIMPLE_REPLY_BYTES {
-            let mut parts = [IoSliceMut::new(&mut header[got..]), IoSliceMut::new(data)];
-            got += match self.stream.read_vectored(&mut parts) {
-                Ok(0) => return Err(NbdError::Io(io::ErrorKind::UnexpectedEof.into())),
-                Ok(more) => more,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
-                Err(error) => return Err(error.into()),
-            };
-        }
-        let [magic, error, high, low] = words(&header);
-        if magic != SIMPLE_REPLY_MAGIC {
-            return Err(NbdError::Protocol("a reply has the wrong magic"));
-        }
-        if (u64::from(high) << 32 | u64::from(low)) != self.cookie {
-            return Err(NbdError::Protocol("a reply to a request that is not under way"));
-        }
-        if error != 0 {
-            return Err(NbdError::Refused(error));
-        }
-        Ok(self.stream.read_exact(&mut data[got - SIMPLE_REPLY_BYTES..])?)
+    /// The requests of the connection.
+    pub fn requests(&mut self) -> &mut Requests {
+        &mut self.requests
     }
 }
 
-fn words(bytes: &[u8; SIMPLE_REPLY_BYTES]) -> [u32; 4] {
-    let word = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-    [word(0), word(4), word(8), word(12)]
+impl Drop for NbdClient {
+    fn drop(&mut self) {
+        self.requests.disconnect();
+    }
 }
 
 fn greet(stream: &mut UnixStream) -> Result<(), NbdError> {
@@ -232,6 +176,11 @@ fn export_info(data: &[u8]) -> Option<(u64, TransmissionFlags)> {
 mod tests {
     use super::*;
     use std::thread::{self, JoinHandle};
+    use std::time::Instant;
+
+    use kaeru_client::nbd::proto::{REQUEST_BYTES, SIMPLE_REPLY_MAGIC};
+
+    use crate::bench::workload::{Op, pattern};
 
     const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -290,9 +239,24 @@ mod tests {
 
     fn fails(script: Vec<u8>, part: &str) {
         let (stream, server) = server(vec![(0, script)]);
-        let error = NbdClient::over(stream, "x", PATIENCE).unwrap_err().to_string();
+        let error = NbdClient::over(stream, "x", PATIENCE, 1).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
         server.join().unwrap();
+    }
+
+    fn ask(client: &mut NbdClient, op: Op, offset: u64, length: u32, tag: u32) {
+        client.requests().ask(op, offset, length, tag).unwrap();
+    }
+
+    /// Waits for `count` answers.
+    fn answers(client: &mut NbdClient, count: usize) -> Result<Vec<(u32, u32)>, NbdError> {
+        let mut answered = Vec::new();
+        let deadline = Instant::now() + PATIENCE;
+        while answered.len() < count {
+            assert!(Instant::now() < deadline, "no answer");
+            client.requests().answers(&mut answered, Instant::now() + PATIENCE)?;
+        }
+        Ok(answered.iter().map(|answer| (answer.tag, answer.error)).collect())
     }
 
     #[test]
@@ -301,23 +265,66 @@ mod tests {
         let data: Vec<u8> = (0..=255).collect();
         let (stream, server) = server(vec![
             (0, handshake()),
-            (ASKED + REQUEST_BYTES, answer(1, 5, &[])),
-            (REQUEST_BYTES, answer(2, 0, &data)),
-            (REQUEST_BYTES + 256, answer(3, 0, &[])),
+            (ASKED + REQUEST_BYTES, answer(1 << 16, 5, &[])),
+            (REQUEST_BYTES, answer(2 << 16, 0, &data)),
+            (REQUEST_BYTES + 256, answer(3 << 16, 0, &[])),
         ]);
-        let mut client = NbdClient::over(stream, "x", PATIENCE).unwrap();
+        let mut client = NbdClient::over(stream, "x", PATIENCE, 1).unwrap();
         assert_eq!((client.size(), client.is_read_only()), (1 << 20, true));
-        let mut into = [0; 256];
-        assert!(matches!(client.read(0, &mut into), Err(NbdError::Refused(5))));
-        client.read(4096, &mut into).unwrap();
-        assert_eq!(into, data[..]);
-        client.write(8192, &data).unwrap();
-        client.disconnect();
+        ask(&mut client, Op::Read, 0, 256, 0);
+        assert_eq!(answers(&mut client, 1).unwrap(), [(0, 5)]);
+        ask(&mut client, Op::Read, 4096, 256, 0);
+        assert_eq!(answers(&mut client, 1).unwrap(), [(0, 0)]);
+        ask(&mut client, Op::Write, 8192, 256, 0);
+        assert_eq!(answers(&mut client, 1).unwrap(), [(0, 0)]);
         drop(client);
         let heard = server.join().unwrap();
         let write = &heard[ASKED + 2 * REQUEST_BYTES..];
-        assert_eq!((write[7], &write[16..24], &write[28..284]), (1, &8192u64.to_be_bytes()[..], &data[..]));
+        let bytes = pattern(256);
+        assert_eq!((write[7], &write[16..24], &write[28..284]), (1, &8192u64.to_be_bytes()[..], &bytes[..]));
         assert_eq!((write.len(), write[284 + 7]), (284 + REQUEST_BYTES, 2));
+    }
+
+    #[test]
+    fn many_requests_are_under_way_and_answers_come_in_any_order() {
+        const ASKED: usize = 4 + 16 + 4 + 1 + 2;
+        let replies = [
+            answer(3 << 16 | 2, 0, &[7; 50]),
+            answer(1 << 16, 0, &[7; 300_000]),
+            answer(2 << 16 | 1, 5, &[]),
+        ];
+        let (stream, server) = server(vec![(0, handshake()), (ASKED + 3 * REQUEST_BYTES, replies.concat())]);
+        let mut client = NbdClient::over(stream, "x", PATIENCE, 3).unwrap();
+        for (tag, length) in [(0, 300_000), (1, 10), (2, 50)] {
+            ask(&mut client, Op::Read, 0, length, tag);
+        }
+        assert_eq!(answers(&mut client, 3).unwrap(), [(2, 0), (0, 0), (1, 5)]);
+        drop(client);
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn a_server_that_reads_little_and_answers_much_is_no_deadlock() {
+        let (stream, mut theirs) = UnixStream::pair().unwrap();
+        let echo = thread::spawn(move || {
+            // Answers every request before it has read the next one, into a socket that is soon full.
+            let (mut header, mut payload) = ([0; REQUEST_BYTES], vec![0; 1 << 20]);
+            for _ in 0..64 {
+                theirs.read_exact(&mut header).unwrap();
+                let cookie = u64::from_be_bytes(header[8..16].try_into().unwrap());
+                let reads = header[7] == 0;
+                if !reads {
+                    theirs.read_exact(&mut payload).unwrap();
+                }
+                theirs.write_all(&answer(cookie, 0, if reads { &payload } else { &[] })).unwrap();
+            }
+        });
+        let mut client = NbdClient::agreed(stream, 1 << 30, 64).unwrap();
+        for tag in 0..64 {
+            ask(&mut client, Op::ALL[tag as usize % 2], 0, 1 << 20, tag);
+        }
+        assert_eq!(answers(&mut client, 64).unwrap().len(), 64);
+        echo.join().unwrap();
     }
 
     #[test]
@@ -328,14 +335,15 @@ mod tests {
         fails([greeting.clone(), reply(REP_ACK, &[])].concat(), "described no export");
         fails([greeting, reply(77, &[])].concat(), "unknown reply");
         let (stream, _server) = server(vec![(0, [handshake(), answer(9, 0, &[])].concat())]);
-        let mut client = NbdClient::over(stream, "x", PATIENCE).unwrap();
-        assert!(matches!(client.write(0, &[1]), Err(NbdError::Protocol(_))));
+        let mut client = NbdClient::over(stream, "x", PATIENCE, 1).unwrap();
+        ask(&mut client, Op::Write, 0, 1, 0);
+        assert!(matches!(answers(&mut client, 1), Err(NbdError::Protocol(_))));
     }
 
     #[test]
     fn a_server_that_says_nothing_is_not_waited_for() {
         let (stream, _kept) = UnixStream::pair().unwrap();
-        let result = NbdClient::over(stream, "x", Duration::from_millis(20));
+        let result = NbdClient::over(stream, "x", Duration::from_millis(20), 1);
         assert!(matches!(result, Err(NbdError::Io(_))));
     }
 }

@@ -1,31 +1,36 @@
 //! The way that blocks take, and whether its figures say anything about RDMA cards.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::Path;
 
+use kaeru_client::background::{Note, holders};
 use kaeru_client::session::{Route, Session};
+use kaeru_client::target::{Server, Target};
 use kaeru_common::fabric::FabricKind;
+use serde::{Deserialize, Serialize};
 
 /// Where the kernel lists RDMA devices.
-const DEVICES: &str = "/sys/class/infiniband";
+pub const DEVICES: &str = "/sys/class/infiniband";
 
 /// The way to the server, for a report.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Way {
     /// The server's own name for itself.
     pub server: String,
     /// The fabric.
     pub fabric: String,
     /// Where lanes connect.
-    pub address: SocketAddr,
+    pub address: String,
     /// Our RDMA device; `None` over tcp.
     pub device: Option<String>,
     /// The server's RDMA device; `None` over tcp.
     pub server_device: Option<String>,
     /// Why this fabric.
     pub why: String,
-    /// What is done in software that a card would do, or is not there at all; empty between two cards.
-    pub software: Vec<String>,
+    /// What keeps the figures from being those of two cards and a cable; empty between two cards.
+    pub labels: Vec<String>,
+    /// Whether loopback: client and server are one machine.
+    pub is_loopback: bool,
 }
 
 impl Way {
@@ -38,12 +43,51 @@ impl Way {
         Some(Self {
             server: session.welcome().server.to_string(),
             fabric: fabric.to_string(),
-            address,
-            software: remarks(verbs, address.ip(), here, ours.as_deref(), Path::new(DEVICES)),
+            address: address.to_string(),
+            labels: remarks(verbs, address.ip(), here, ours.as_deref(), Path::new(DEVICES)),
+            is_loopback: is_loopback(address.ip(), here),
             device: ours,
             server_device: verbs.then_some(device),
             why,
         })
+    }
+}
+
+impl Way {
+    /// The way behind a device that `kaeru attach` serves; `None` for others.
+    pub fn of_device(path: &Path) -> Option<(Self, Server)> {
+        let name = path.to_str()?;
+        Self::attached(|note| note.device.as_deref() == Some(name))
+    }
+
+    /// The way behind a socket that `kaeru nbd` serves; `None` for others.
+    pub fn of_socket(path: &Path) -> Option<(Self, Server)> {
+        let path = std::path::absolute(path).ok()?;
+        let ending = format!("socket={}", path.display());
+        Self::attached(|note| note.listen.as_deref().is_some_and(|listen| listen.ends_with(&ending)))
+    }
+
+    /// What the process that left a note tells of its way, and the server that it leads to.
+    fn attached(is_wanted: impl Fn(&Note) -> bool) -> Option<(Self, Server)> {
+        let holder = holders().ok()?.into_iter().find(|holder| is_wanted(&holder.note))?;
+        let report = holder.report();
+        let (fabric, why) = (report.fabric?, report.fabric_reason.unwrap_or_default());
+        let target: Target = holder.note.target.parse().ok()?;
+        let address = (target.server.host.as_str(), target.server.port).to_socket_addrs().ok()?.next()?;
+        let here = local_address(address);
+        let verbs = fabric == FabricKind::Verbs.to_string();
+        let ours = if verbs { here.and_then(device_at) } else { None };
+        let way = Self {
+            server: report.server.unwrap_or_else(|| target.server.to_string()),
+            fabric,
+            address: address.to_string(),
+            labels: remarks(verbs, address.ip(), here, ours.as_deref(), Path::new(DEVICES)),
+            is_loopback: is_loopback(address.ip(), here),
+            device: ours,
+            server_device: None,
+            why,
+        };
+        Some((way, target.server))
     }
 }
 
@@ -59,14 +103,18 @@ fn remarks(
     match device {
         _ if !verbs => remarks.push("tcp does in software what a card does".to_owned()),
         Some(device) if is_software(&devices.join(device)) => {
-            remarks.push(format!("{device} is RDMA in software"));
+            remarks.push(format!("software RDMA: no card is behind {device}"));
         }
         _ => {}
     }
-    if there.is_loopback() || here == Some(there) {
-        remarks.push("client and server are one machine".to_owned());
+    if is_loopback(there, here) {
+        remarks.push("loopback: client and server are one machine".to_owned());
     }
     remarks
+}
+
+fn is_loopback(there: IpAddr, here: Option<IpAddr>) -> bool {
+    there.is_loopback() || here == Some(there)
 }
 
 /// Whether no card is behind this device. Names say nothing: udev and users change them. A card's device links to its
@@ -108,8 +156,8 @@ mod tests {
         let (there, here) = ("10.0.0.2".parse().unwrap(), Some("10.0.0.1".parse().unwrap()));
         let of = |device| remarks(true, there, here, Some(device), sysfs.path());
         assert!(of("ibp3s0").is_empty());
-        assert_eq!(of("mlx4_0"), ["mlx4_0 is RDMA in software"]);
-        assert_eq!(of("rocep1s0"), ["rocep1s0 is RDMA in software"]);
+        assert_eq!(of("mlx4_0"), ["software RDMA: no card is behind mlx4_0"]);
+        assert_eq!(of("rocep1s0"), ["software RDMA: no card is behind rocep1s0"]);
     }
 
     #[test]
@@ -118,7 +166,7 @@ mod tests {
         let sysfs = Path::new("/nowhere");
         assert_eq!(remarks(false, v6, None, None, sysfs).len(), 2);
         assert_eq!(remarks(false, v4, Some(v4), None, sysfs).len(), 2);
-        assert_eq!(remarks(true, v4, Some(v4), None, sysfs), ["client and server are one machine"]);
+        assert_eq!(remarks(true, v4, Some(v4), None, sysfs), ["loopback: client and server are one machine"]);
     }
 
     #[test]

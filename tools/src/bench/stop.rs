@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// What a shell reports for a program that SIGINT ended.
-const INTERRUPTED: i32 = 130;
+pub const INTERRUPTED: u8 = 130;
 
 /// Whether the user has had enough.
 #[derive(Clone, Debug, Default)]
@@ -34,7 +34,7 @@ impl Stop {
                         _ = terminate.recv() => {}
                     }
                     if asked.is_asked() {
-                        std::process::exit(INTERRUPTED);
+                        std::process::exit(INTERRUPTED.into());
                     }
                     asked.ask();
                 }

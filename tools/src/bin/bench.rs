@@ -1,12 +1,15 @@
-//! `kaeru-bench`: parse, run, map the error to an exit code.
+//! `kaeru-bench`: parse, run, map what came of it to an exit code.
 
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 use kaeru_tools::bench::args::{Args, Command};
-use kaeru_tools::bench::latency;
-use kaeru_tools::bench::stop::Stop;
+use kaeru_tools::bench::machine::Machine;
+use kaeru_tools::bench::plan::Plan;
+use kaeru_tools::bench::stop::{INTERRUPTED, Stop};
+use kaeru_tools::bench::{compare, consent, ladder, output};
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -28,13 +31,26 @@ fn run(args: Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
         clap_complete::generate(shell, &mut Args::command(), "kaeru-bench", &mut out);
     } else if args.man {
         clap_mangen::Man::new(Args::command()).render(&mut out)?;
-    } else if let Some(Command::Latency(wanted)) = args.command {
-        let plan = wanted.plan().unwrap_or_else(|error| error.exit());
-        let report = latency::run(&plan, &Stop::on_signals()?)?;
-        if wanted.json { report.print_json(&mut out) } else { report.print_table(&mut out) }?;
-        return Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
-    Ok(ExitCode::SUCCESS)
+    let Some(command) = args.command else { return Ok(ExitCode::SUCCESS) };
+    match &command {
+        Command::Compare(wanted) => compare::run(wanted, &mut out)?,
+        Command::Machine(wanted) => Machine::read(Path::new("/"), None).print(wanted.json, &mut out)?,
+        _ => {}
+    }
+    let Some(plan) = Plan::of(&command).unwrap_or_else(|error| error.exit()) else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    consent::obtain(&plan).unwrap_or_else(|error| error.exit());
+    let typed: Vec<String> = std::env::args().skip(1).collect();
+    let command = format!("kaeru-bench {}", typed.join(" "));
+    let report = ladder::run(&plan, &command, &Stop::on_signals()?)?;
+    output::print(&report, &plan.output, &mut out)?;
+    Ok(match (report.interrupted, report.is_clean()) {
+        (true, _) => ExitCode::from(INTERRUPTED),
+        (false, true) => ExitCode::SUCCESS,
+        (false, false) => ExitCode::FAILURE,
+    })
 }
 
 fn is_broken_pipe(error: &(dyn std::error::Error + 'static)) -> bool {

@@ -74,6 +74,9 @@ impl<L: Link> Lane<L> {
         let Some(flight) = self.table.remove(id) else { return };
         let InFlight { request, error, streaming, .. } = flight;
         self.count(&flight);
+        if let Some(stamps) = &self.stamps {
+            stamps.note(request.cookie, flight.since, &flight.marks);
+        }
         if error.is_some() {
             self.held.retain(|held| held.id != id);
         }

@@ -188,6 +188,9 @@ impl<L: Link> Lane<L> {
         self.owed += 1;
         if let Some(flight) = self.table.get(id) {
             flight.outstanding += 1;
+            if self.stamps.is_some() {
+                flight.marks.post();
+            }
         }
     }
 

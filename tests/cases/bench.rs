@@ -1,0 +1,310 @@
+//! `kaeru-bench` as people and scripts use it: what it measures, what it refuses, what it leaves alone.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::harness::bench::{bench, report, result, run_bench};
+use crate::harness::client::Nbd;
+use crate::harness::nbd::Raw;
+use crate::harness::process::{Process, scratch};
+use crate::harness::server::Server;
+
+/// Enough to be something, in no time.
+const SHORT: &[&str] = &["--count", "300", "--warm-up", "0"];
+
+fn args<'a>(first: &[&'a str], rest: &[&'a str]) -> Vec<&'a str> {
+    [first, rest].concat()
+}
+
+#[test]
+fn every_rung_is_measured_and_told_apart() {
+    let server = Server::start(&["--ram", "scratch=16M"]);
+    let target = server.export("scratch");
+    let found = report(&args(&["latency", &target, "--write", "--yes"], SHORT));
+    assert_eq!((&found["schema"], &found["preset"]), (&"kaeru-bench/1".into(), &"latency".into()));
+    for rung in ["ram", "fabric", "remote", "socket"] {
+        for operation in ["read", "write"] {
+            let result = result(&found, rung, operation);
+            assert_eq!((&result["all"]["count"], &result["all"]["errors"]), (&300.into(), &0.into()));
+            assert_eq!(result["runs"].as_array().unwrap().len(), 3);
+            let latency = &result["all"]["latency_us"];
+            let us = |name: &str| latency[name].as_f64().unwrap();
+            assert!(us("min") <= us("p50") && us("p50") <= us("p99") && us("p99") <= us("max"), "{latency}");
+            assert!(latency["p99.99"].is_null(), "300 operations have no such percentile");
+        }
+    }
+    let steps = found["steps"].as_array().unwrap();
+    assert_eq!(steps.iter().filter(|step| step["operation"] == "read").count(), 3);
+    let labels = found["labels"].to_string();
+    assert!(labels.contains("loopback") && labels.contains("tcp"), "{labels}");
+    assert_eq!(found["server"], found["client"], "on loopback, both ends are known");
+}
+
+#[test]
+fn loads_go_through_at_any_depth_size_and_number_of_lanes() {
+    let server = Server::start(&["--ram", "scratch=16M", "--null", "void=1G"]);
+    for export in ["scratch", "void"] {
+        let target = server.export(export);
+        for flags in [
+            &["--depth", "64", "--lanes", "3", "--block", "8"][..],
+            &["--depth", "300", "--block", "1M", "--count", "600"],
+            &["--op", "mixed", "--pattern", "sequential", "--depth", "16", "--write", "--yes", "--stages"],
+        ] {
+            let counted = flags.contains(&"--count");
+            let short = if counted { &["--warm-up", "0"][..] } else { SHORT };
+            let found = report(&[&["run", &target], flags, short].concat());
+            let results = found["results"].as_array().unwrap();
+            assert!(results.len() >= 4, "{found:#}");
+            assert!(results.iter().all(|result| result["all"]["errors"] == 0), "{found:#}");
+        }
+    }
+}
+
+#[test]
+fn a_file_export_has_no_fabric_rung_and_tells_of_its_store() {
+    let folder = scratch();
+    let flag = format!("disk={},create=16M", folder.path().join("disk.img").display());
+    let server = Server::start(&["--file", &flag]);
+    let target = server.export("disk");
+    run_bench(&args(&["latency", &target, "--rung", "fabric"], SHORT))
+        .failure(1, &["no rung \"fabric\"", "--rung remote"]);
+    let found = report(&args(&["latency", &target, "--stages"], SHORT));
+    assert!(found["results"].as_array().unwrap().iter().all(|result| result["rung"] != "fabric"));
+    let stages = |rung| -> Vec<String> {
+        let stages = result(&found, rung, "read")["stages"].as_array().unwrap();
+        stages.iter().map(|stage| stage["stage"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(stages("remote"), ["post-to-completion", "server-queue", "store", "network"]);
+    let socket = stages("socket");
+    assert_eq!(
+        (socket.len(), socket[0].as_str(), socket[6].as_str()),
+        (7, "socket-to-lane", "lane-to-socket")
+    );
+}
+
+#[test]
+fn stages_add_up_to_the_whole() {
+    let server = Server::start(&["--ram", "scratch=16M"]);
+    let target = server.export("scratch");
+    let found = report(&args(&["run", &target, "--rung", "socket", "--stages"], SHORT));
+    let result = result(&found, "socket", "read");
+    let parts: f64 = result["stages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|stage| stage["latency_us"]["mean"].as_f64().unwrap())
+        .sum();
+    let whole = result["all"]["latency_us"]["mean"].as_f64().unwrap();
+    assert!((parts / whole - 1.0).abs() < 0.02, "{parts} µs of {whole} µs");
+}
+
+#[test]
+fn injected_delays_come_out_as_the_distribution_that_they_have() {
+    let folder = scratch();
+    let flag = format!("disk={},create=16M", folder.path().join("disk.img").display());
+    // An exponential distribution with a mean of 5 ms: its percentiles are known.
+    let server = Server::start(&["--file", &flag, "--fault", "disk=read:delay=exp:5ms"]);
+    let flags = [
+        "run",
+        &server.export("disk"),
+        "--rung",
+        "remote",
+        "--depth",
+        "16",
+        "--count",
+        "6000",
+        "--repeat",
+        "1",
+    ];
+    let found = report(&args(&flags, &["--stages", "--warm-up", "0"]));
+    let result = result(&found, "remote", "read");
+    // What the store took, as the server says, and what the whole took here: that may only be longer.
+    let store = result["stages"].as_array().unwrap().iter().find(|stage| stage["stage"] == "store").unwrap();
+    let store = store["latency_us"].clone();
+    for (name, part, most) in [("p50", 0.5, 1.3), ("p90", 0.9, 1.3), ("p99", 0.99, 1.6)] {
+        let wanted = -5000.0 * f64::ln(1.0 - part);
+        let of_store = store[name].as_f64().unwrap();
+        let whole = result["all"]["latency_us"][name].as_f64().unwrap();
+        assert!(
+            (0.93..most).contains(&(of_store / wanted)),
+            "{name}: {of_store} µs in the store, {wanted} asked for"
+        );
+        assert!(whole >= of_store * 0.99, "{name}: {whole} µs is less than the store's {of_store}");
+    }
+    let mean = store["mean"].as_f64().unwrap();
+    assert!((0.95..1.3).contains(&(mean / 5000.0)), "mean {mean} µs, 5000 asked for");
+}
+
+#[test]
+fn nothing_is_written_without_a_yes() {
+    let server = Server::start(&["--ram", "scratch=1M", "--ram", "fixed=1M", "--read-only", "fixed"]);
+    let target = server.export("scratch");
+    run_bench(&["latency", &target, "--write"]).failure(2, &["--write", "destroyed", "--yes"]);
+    run_bench(&["run", &target, "--op", "write"]).failure(2, &["--write"]);
+    run_bench(&["latency", &server.export("fixed"), "--write", "--yes"])
+        .failure(1, &["read-only", "without --write"]);
+    let bytes: Vec<u8> = (0..1 << 20).map(|at| (at % 253) as u8).collect();
+    let nbd = Nbd::unix(&server, "scratch");
+    let mut raw = Raw::attach(&nbd);
+    raw.write(0, &bytes).unwrap();
+    let found = report(&args(&["latency", &target, "--stages"], SHORT));
+    assert_eq!(result(&found, "socket", "read")["all"]["errors"], 0);
+    assert!(raw.read(0, 1 << 20).unwrap() == bytes, "reading changes nothing");
+}
+
+#[test]
+fn a_socket_of_somebody_else_is_measured_and_labelled() {
+    let server = Server::start(&["--ram", "scratch=1M"]);
+    let nbd = Nbd::unix(&server, "scratch");
+    let mut command = bench(nbd.folder(), &["latency", "--json", "--socket", nbd.socket().to_str().unwrap()]);
+    command.args(SHORT).args(["--depth", "8"]);
+    let text = crate::harness::process::run(&mut command).success();
+    let found: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(result(&found, "socket", "read")["all"]["count"], 300);
+    assert_eq!((&found["target_bytes"], &found["route"]["fabric"]), (&(1 << 20).into(), &"tcp".into()));
+    assert!(found["labels"].to_string().contains("loopback"), "{found:#}");
+}
+
+#[test]
+fn a_disk_is_compared_with_in_a_file_of_its_own() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let found = report(&args(&["latency", "--disk", folder.path().to_str().unwrap(), "--write"], SHORT));
+    assert_eq!(result(&found, "disk", "write")["all"]["errors"], 0);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing stays behind");
+}
+
+#[test]
+fn wrong_usage_is_told_from_failure() {
+    run_bench(&[]).failure(2, &["Usage"]);
+    run_bench(&["latency"]).failure(2, &["HOST/EXPORT"]);
+    run_bench(&["latency", "h/x", "--depth", "0"]).failure(2, &["--depth"]);
+    run_bench(&["latency", "h/x", "--rung", "sky"]).failure(2, &["sky"]);
+    run_bench(&["compare", "one.json"]).failure(2, &["FILE"]);
+    run_bench(&["latency", "127.0.0.1:1/x"]).failure(1, &["cannot reach", "kaerud"]);
+    run_bench(&["latency", "--device", "/dev/no-such"]).failure(1, &["/dev/no-such"]);
+    run_bench(&["latency", "--socket", "/no/such"]).failure(1, &["/no/such"]);
+    for arguments in
+        [&["--help"][..], &["--man"], &["--completions", "bash"], &["machine"], &["sweep", "--help"]]
+    {
+        assert!(!run_bench(arguments).success().is_empty());
+    }
+    let server = Server::start(&["--ram", "small=4097"]);
+    run_bench(&["latency", &server.export("small"), "--block", "8K"])
+        .failure(1, &["does not fit", "--block"]);
+}
+
+/// Starts a long measurement and gives its process once it has measured something.
+fn long(server: &Server, more: &[&str]) -> (Process, tempfile::TempDir) {
+    let folder = scratch();
+    let flags = [
+        "run",
+        &server.export("scratch"),
+        "--rung",
+        "remote",
+        "--seconds",
+        "600",
+        "--json",
+        "--warm-up",
+        "0",
+    ];
+    let process = Process::start("kaeru-bench", bench(folder.path(), &args(&flags, more)));
+    std::thread::sleep(Duration::from_millis(1500));
+    (process, folder)
+}
+
+/// What a process says when it is interrupted.
+fn interrupted(process: &mut Process) -> Value {
+    let start = Instant::now();
+    process.signal(Signal::INT);
+    let status = process.ended_within(Duration::from_secs(10)).expect("an interrupted measurement ends");
+    assert_eq!(status.code(), Some(130));
+    assert!(start.elapsed() < Duration::from_secs(8), "it took {:?}", start.elapsed());
+    let mut text = String::new();
+    process.wait_for_line("the end of its report", |line| (line == "}").then_some(()));
+    text.push_str(process.said());
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+#[test]
+fn interrupted_it_prints_what_was_measured_so_far() {
+    let server = Server::start(&["--ram", "scratch=1M"]);
+    let (mut process, _folder) = long(&server, &["--lanes", "2"]);
+    let found = interrupted(&mut process);
+    assert_eq!(found["interrupted"], true);
+    assert!(result(&found, "remote", "read")["all"]["count"].as_u64().unwrap() > 100);
+}
+
+#[test]
+fn interrupted_while_the_server_says_nothing_it_prints_what_was_measured_so_far() {
+    let server = Server::start(&["--ram", "scratch=1M"]);
+    let (mut process, _folder) = long(&server, &[]);
+    server.process.signal(Signal::STOP);
+    std::thread::sleep(Duration::from_millis(300));
+    let found = interrupted(&mut process);
+    server.process.signal(Signal::CONT);
+    assert!(result(&found, "remote", "read")["all"]["count"].as_u64().unwrap() > 100);
+}
+
+#[test]
+fn a_server_that_goes_away_fails_the_run_and_keeps_what_there_is() {
+    let mut server = Server::start(&["--ram", "scratch=1M"]);
+    let (mut process, _folder) = long(&server, &[]);
+    server.process.kill();
+    let status = process.ended_within(Duration::from_secs(30)).expect("a dead server ends it");
+    assert_eq!(status.code(), Some(1));
+    process.wait_for_line("the end of its report", |line| (line == "}").then_some(()));
+    let found: Value = serde_json::from_str(process.said()).unwrap();
+    let result = result(&found, "remote", "read");
+    assert!(result["all"]["count"].as_u64().unwrap() > 100 && result["all"]["errors"] == 1, "{found:#}");
+    assert!(result["first_error"].as_str().unwrap().contains("the lane is dead"), "{found:#}");
+}
+
+#[test]
+fn a_rate_is_kept_and_late_operations_count_from_when_they_were_due() {
+    let folder = scratch();
+    let flag = format!("disk={},create=1M", folder.path().join("disk.img").display());
+    let server = Server::start(&["--file", &flag, "--fault", "disk=read:delay=20ms,every=50"]);
+    let flags = ["run", &server.export("disk"), "--rung", "remote", "--rate", "500", "--count", "500"];
+    let found = report(&args(&flags, &["--repeat", "1", "--warm-up", "0"]));
+    let result = result(&found, "remote", "read");
+    let seconds = result["all"]["seconds"].as_f64().unwrap();
+    assert!((0.95..2.0).contains(&seconds), "500 operations at 500 a second took {seconds} s");
+    let (due, begun) = (&result["all"]["latency_us"]["p90"], &result["uncorrected_us"]["p90"]);
+    assert!(due.as_f64() > begun.as_f64(), "{due} is not more than {begun}");
+}
+
+#[test]
+fn reports_are_compared_by_the_spread_of_their_runs() {
+    let folder = scratch();
+    let flag = format!("disk={},create=1M", folder.path().join("disk.img").display());
+    let slow = Server::start(&["--file", &flag, "--fault", "disk=read:delay=4ms"]);
+    let fast = Server::start(&["--ram", "disk=1M"]);
+    let mut files = Vec::new();
+    for (server, name, flags) in [
+        (&fast, "fast", &["--repeat", "3"][..]),
+        (&slow, "slow", &["--repeat", "3"]),
+        (&slow, "single", &["--repeat", "1"]),
+    ] {
+        let target = server.export("disk");
+        let found = report(
+            &[&["run", &target, "--rung", "remote", "--count", "60", "--warm-up", "0"], flags].concat(),
+        );
+        let path = folder.path().join(format!("{name}.json"));
+        std::fs::write(&path, found.to_string()).unwrap();
+        files.push(path.to_str().unwrap().to_owned());
+    }
+    let page = folder.path().join("page.html");
+    let flags = ["compare", &files[0], &files[1], &files[2], "--html", page.to_str().unwrap()];
+    let text = run_bench(&flags).success();
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in ["slow is slower than fast", "lie apart", "no verdict on single", "--repeat"] {
+        assert!(words.contains(part), "{part} is not in {text}");
+    }
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    assert!(std::fs::read_to_string(&page).unwrap().contains("<svg"));
+    std::fs::write(folder.path().join("odd.json"), "{\"schema\": \"other/1\"}").unwrap();
+    let odd = folder.path().join("odd.json");
+    run_bench(&["compare", &files[0], odd.to_str().unwrap()]).failure(1, &["odd.json", "other/1", "--json"]);
+}

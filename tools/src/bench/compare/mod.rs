@@ -1,0 +1,316 @@
+//! `kaeru-bench compare`: do reports differ by more than their runs differ among themselves?
+//!
+//! There is a verdict only where the runs of one report all lie on one side of all runs of the other. Runs that overlap
+//! may differ by chance; one run has no spread at all.
+
+mod html;
+mod table;
+
+use std::io::Write;
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::args::Compare;
+use super::figures::{Figures, Measured, spread};
+use super::output::write_page;
+use super::report::Report;
+use super::report::json::{ReadError, read};
+use super::units::{micros_f64, rate};
+
+/// What JSON of this kind calls itself.
+pub const SCHEMA: &str = "kaeru-bench-compare/1";
+
+/// Reports side by side.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Comparison {
+    /// [`SCHEMA`].
+    pub schema: &'static str,
+    /// The reports; all others are compared with the first.
+    pub files: Vec<Compared>,
+    /// The loads that the first and at least one other have.
+    pub rows: Vec<Row>,
+    /// The loads that could not be compared.
+    pub alone: Vec<String>,
+    /// What keeps the reports from being compared like with like.
+    pub cautions: Vec<String>,
+}
+
+/// A report.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Compared {
+    /// What to call it.
+    pub name: String,
+    /// What was measured.
+    pub target: String,
+    /// Its labels.
+    pub labels: Vec<String>,
+}
+
+/// A load at a place.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// In words.
+    pub title: String,
+    /// In the order of the files; absent where one did not measure it.
+    pub entries: Vec<Option<Entry>>,
+    /// How the others differ from the first.
+    pub verdicts: Vec<Verdict>,
+}
+
+/// What one report found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Entry {
+    /// Runs.
+    pub runs: usize,
+    /// The median latency.
+    pub median_us: Option<f64>,
+    /// The lowest and the highest median of the runs.
+    pub median_spread_us: Option<(f64, f64)>,
+    /// 99 % took no longer.
+    pub p99_us: Option<f64>,
+    /// Operations a second.
+    pub iops: f64,
+    /// The lowest and the highest of the runs.
+    pub iops_spread: Option<(f64, f64)>,
+    /// Operations that failed.
+    pub errors: u64,
+}
+
+/// How a file differs from the first.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Verdict {
+    /// The place of the file.
+    pub file: usize,
+    /// `latency` or `throughput`.
+    pub of: &'static str,
+    /// What is so.
+    pub outcome: Verdicts,
+    /// By how many per cent it is above the first.
+    pub percent: Option<f64>,
+    /// In a sentence.
+    pub text: String,
+}
+
+/// What can be so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdicts {
+    /// All of its runs are better than all of the first's.
+    Better,
+    /// All of its runs are worse than all of the first's.
+    Worse,
+    /// The runs overlap.
+    Alike,
+    /// There is no spread to judge by, or operations failed.
+    Unknown,
+}
+
+/// Reads the files, prints how they differ, and writes the page where one is wanted.
+///
+/// # Errors
+/// Where a file is no report, or something cannot be written.
+pub fn run(wanted: &Compare, out: &mut dyn Write) -> Result<(), Box<dyn std::error::Error>> {
+    let reports = wanted.files.iter().map(|path| read(path)).collect::<Result<Vec<Report>, ReadError>>()?;
+    let comparison = compare(&names(&wanted.files), &reports);
+    if wanted.json {
+        serde_json::to_writer_pretty(&mut *out, &comparison)?;
+        writeln!(out)?;
+    } else {
+        table::print(&comparison, out)?;
+    }
+    if let Some(path) = &wanted.html {
+        write_page(path, &html::page(&comparison, &reports))?;
+    }
+    Ok(())
+}
+
+/// The names of files without what they have in common.
+fn names(files: &[impl AsRef<Path>]) -> Vec<String> {
+    let stem = |path: &Path| path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    let stems: Vec<String> = files.iter().map(|path| stem(path.as_ref())).collect();
+    let is_twin = |name: &String| stems.iter().filter(|other| *other == name).count() > 1;
+    let whole = |path: &Path| path.display().to_string();
+    files
+        .iter()
+        .zip(&stems)
+        .map(|(path, stem)| if is_twin(stem) { whole(path.as_ref()) } else { stem.clone() })
+        .collect()
+}
+
+/// Whether two results are of the same load at the same place.
+pub(super) fn is_alike(a: &Measured, b: &Measured) -> bool {
+    let load = |result: &Measured| {
+        let Measured {
+            rung, operation, mixed_reads_percent, pattern, block_bytes, depth, lanes, rate, ..
+        } = *result;
+        (rung, operation, mixed_reads_percent, pattern, block_bytes, depth, lanes, rate.map(f64::to_bits))
+    };
+    load(a) == load(b)
+}
+
+/// Compares.
+pub fn compare(names: &[String], reports: &[Report]) -> Comparison {
+    let files = names.iter().zip(reports).map(|(name, report)| Compared {
+        name: name.clone(),
+        target: report.target.clone(),
+        labels: report.labels.clone(),
+    });
+    let (mut rows, mut alone) = (Vec::new(), Vec::new());
+    let (first, others) = match reports.split_first() {
+        Some(split) => split,
+        None => return Comparison { schema: SCHEMA, files: Vec::new(), rows, alone, cautions: Vec::new() },
+    };
+    for result in &first.results {
+        let found =
+            |report: &Report| report.results.iter().find(|other| is_alike(result, other)).map(Entry::of);
+        let entries: Vec<Option<Entry>> =
+            std::iter::once(Some(Entry::of(result))).chain(others.iter().map(found)).collect();
+        if entries.iter().flatten().count() < 2 {
+            alone.push(format!("{}: only in {}", result.title(), names[0]));
+            continue;
+        }
+        let verdicts = verdicts(names, &entries);
+        rows.push(Row { title: result.title(), entries, verdicts });
+    }
+    for (report, name) in others.iter().zip(&names[1..]) {
+        let is_new = |result: &&Measured| !first.results.iter().any(|other| is_alike(result, other));
+        alone.extend(
+            report
+                .results
+                .iter()
+                .filter(is_new)
+                .map(|result| format!("{}: not in {}, only in {name}", result.title(), names[0])),
+        );
+    }
+    Comparison { schema: SCHEMA, files: files.collect(), rows, alone, cautions: cautions(names, reports) }
+}
+
+fn cautions(names: &[String], reports: &[Report]) -> Vec<String> {
+    let mut cautions = Vec::new();
+    for (report, name) in reports.iter().zip(names) {
+        if let Some(warning) = report.warning() {
+            cautions.push(format!("{name}: {warning}"));
+        }
+        if report.interrupted {
+            cautions.push(format!("{name} was interrupted"));
+        }
+    }
+    let differ =
+        |what: fn(&Report) -> Option<String>| reports.windows(2).any(|pair| what(&pair[0]) != what(&pair[1]));
+    if differ(|report| report.client.kernel.clone()) {
+        cautions.push("the clients' kernels differ".into());
+    }
+    if differ(|report| Some(report.client.governor.clone())) {
+        cautions.push("the clients' governors differ".into());
+    }
+    if differ(|report| Some(report.spin.clone())) {
+        cautions.push("lanes did not spin alike".into());
+    }
+    cautions
+}
+
+impl Entry {
+    fn of(result: &Measured) -> Self {
+        Self {
+            runs: result.runs.len(),
+            median_us: result.all.latency_us.p50,
+            median_spread_us: result.median_spread_us,
+            p99_us: result.all.latency_us.p99,
+            iops: result.all.iops,
+            iops_spread: spread(&result.runs, |run: &Figures| Some(run.iops)),
+            errors: result.all.errors,
+        }
+    }
+}
+
+fn verdicts(names: &[String], entries: &[Option<Entry>]) -> Vec<Verdict> {
+    let Some(Some(first)) = entries.first() else { return Vec::new() };
+    let mut verdicts = Vec::new();
+    for (file, entry) in entries.iter().enumerate().skip(1) {
+        let Some(entry) = entry else { continue };
+        let pair = Pair { names: (&names[0], &names[file]), runs: (first.runs, entry.runs), file };
+        let broken = first.errors + entry.errors > 0;
+        let medians = first.median_us.zip(entry.median_us);
+        let spreads = first.median_spread_us.zip(entry.median_spread_us);
+        verdicts.extend(medians.map(|medians| pair.verdict("latency", medians, spreads, broken)));
+        let spreads = first.iops_spread.zip(entry.iops_spread);
+        verdicts.push(pair.verdict("throughput", (first.iops, entry.iops), spreads, broken));
+    }
+    verdicts
+}
+
+struct Pair<'a> {
+    names: (&'a str, &'a str),
+    runs: (usize, usize),
+    file: usize,
+}
+
+impl Pair<'_> {
+    fn verdict(
+        &self,
+        of: &'static str,
+        (before, after): (f64, f64),
+        spreads: Option<((f64, f64), (f64, f64))>,
+        broken: bool,
+    ) -> Verdict {
+        let less_is_better = of == "latency";
+        let percent = (before > 0.0).then(|| ((after / before - 1.0) * 1000.0).round() / 10.0);
+        let outcome = match spreads {
+            _ if broken => Verdicts::Unknown,
+            None => Verdicts::Unknown,
+            Some(((_, high), (low, _))) if low > high => {
+                if less_is_better {
+                    Verdicts::Worse
+                } else {
+                    Verdicts::Better
+                }
+            }
+            Some(((low, _), (_, high))) if high < low => {
+                if less_is_better {
+                    Verdicts::Better
+                } else {
+                    Verdicts::Worse
+                }
+            }
+            Some(_) => Verdicts::Alike,
+        };
+        let shown = |value: f64| match less_is_better {
+            true => format!("{} µs", micros_f64(Some(value))),
+            false => format!("{} IOPS", rate(value)),
+        };
+        let (first, second) = self.names;
+        let by = percent.map_or_else(String::new, |percent| format!(" ({percent:+.1} %)"));
+        let values = format!("{} instead of {}{by}", shown(after), shown(before));
+        let word = match (of, outcome) {
+            ("latency", Verdicts::Better) => "faster",
+            ("latency", _) => "slower",
+            (_, Verdicts::Better) => "more",
+            _ => "less",
+        };
+        let text = match outcome {
+            Verdicts::Better | Verdicts::Worse => {
+                format!("{second} is {word} than {first}: {values}; {}", chance(self.runs))
+            }
+            Verdicts::Alike => {
+                format!(
+                    "no difference between {first} and {second} beyond the spread of their runs: {values}"
+                )
+            }
+            Verdicts::Unknown if broken => format!("no verdict on {second}: operations failed; {values}"),
+            Verdicts::Unknown => {
+                format!("no verdict on {second}: one run has no spread, use --repeat 5; {values}")
+            }
+        };
+        Verdict { file: self.file, of, outcome, percent, text }
+    }
+}
+
+/// How often runs that are alike lie apart by chance: all of one below all of the other, or above.
+fn chance((a, b): (usize, usize)) -> String {
+    let ways: f64 = (1..=a).map(|at| (b + at) as f64 / at as f64).product();
+    format!("all {a} and {b} runs lie apart, by chance once in {:.0}", (ways / 2.0).max(1.0))
+}
+
+#[cfg(test)]
+mod tests;

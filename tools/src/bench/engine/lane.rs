@@ -1,0 +1,224 @@
+//! The timed loop of one lane: keep as many operations under way as wanted, and note when each was over.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::board::Board;
+use super::{Limit, Load};
+use crate::bench::rungs::{Dead, Done, Io, Lane, PATIENCE};
+use crate::bench::stop::Stop;
+use crate::bench::workload::{Op, Steps};
+
+/// As many failures in a row say all that there is to say.
+const FAILURES: u64 = 100;
+/// How long a lane waits before it looks whether it is to stop.
+const NAP: Duration = Duration::from_millis(100);
+/// A sleep may end as late as this; so it has to end as early.
+const EARLY: Duration = Duration::from_micros(200);
+/// How often what is under way is searched for something that takes too long.
+const SEARCH: Duration = Duration::from_secs(1);
+
+/// An operation under way.
+#[derive(Clone, Copy, Debug)]
+struct Flight {
+    op: Op,
+    due: Instant,
+    began: Instant,
+}
+
+/// One lane and what it is to do.
+pub(super) struct Worker {
+    lane: Box<dyn Lane>,
+    steps: Steps,
+    load: Load,
+    number: u32,
+    board: Arc<Board>,
+    stop: Stop,
+    /// Of this lane's operations with a rate.
+    interval: Option<Duration>,
+    limit: Limit,
+    flights: Box<[Option<Flight>]>,
+    free: Vec<u32>,
+    done: Vec<Done>,
+    in_a_row: u64,
+}
+
+impl Worker {
+    pub(super) fn new(
+        lane: Box<dyn Lane>,
+        steps: Steps,
+        load: Load,
+        number: u32,
+        lanes: u32,
+        board: Arc<Board>,
+        stop: Stop,
+    ) -> Self {
+        let interval = load.rate.map(|rate| Duration::from_secs_f64(f64::from(lanes) / rate));
+        let limit = match load.limit {
+            Limit::Count(count) => {
+                let (lanes, number) = (u64::from(lanes), u64::from(number));
+                Limit::Count(count / lanes + u64::from(number < count % lanes))
+            }
+            time => time,
+        };
+        Self {
+            lane,
+            steps,
+            load,
+            number,
+            board,
+            stop,
+            interval,
+            limit,
+            flights: vec![None; load.depth as usize].into(),
+            free: (0..load.depth).rev().collect(),
+            done: Vec::with_capacity(load.depth as usize),
+            in_a_row: 0,
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.is_asked() || self.board.is_over() || self.in_a_row >= FAILURES
+    }
+
+    fn begin(&mut self, due: Option<Instant>) -> Result<(), Dead> {
+        let Some(tag) = self.free.pop() else { return Ok(()) };
+        let (op, offset) = self.steps.next_step();
+        let began = Instant::now();
+        self.flights[tag as usize] = Some(Flight { op, due: due.unwrap_or(began), began });
+        self.lane.submit(Io { op, offset, length: self.load.block, tag })
+    }
+
+    /// Takes what is over, waiting for it until `until`; counted ones go to the board.
+    fn reap(&mut self, until: Instant, is_counted: bool) -> Result<u64, Dead> {
+        self.lane.reap(&mut self.done, until)?;
+        if self.done.is_empty() {
+            return Ok(0);
+        }
+        let count = self.done.len() as u64;
+        let mut sheet = is_counted.then(|| self.board.sheet(self.number));
+        for done in self.done.drain(..) {
+            let Some(flight) = self.flights.get_mut(done.tag as usize).and_then(Option::take) else {
+                continue;
+            };
+            self.free.push(done.tag);
+            self.in_a_row = if done.failed.is_some() { self.in_a_row + 1 } else { 0 };
+            if let Some(sheet) = &mut sheet {
+                sheet.note(flight.op, flight.due, flight.began, done);
+            }
+        }
+        Ok(count)
+    }
+
+    fn in_flight(&self) -> bool {
+        self.free.len() < self.flights.len()
+    }
+
+    /// Fails where something has been under way for too long.
+    fn search(&self, now: Instant) -> Result<(), Dead> {
+        let late = |flight: &&Flight| now.saturating_duration_since(flight.began) >= PATIENCE;
+        match self.flights.iter().flatten().find(late) {
+            None => Ok(()),
+            Some(flight) => {
+                Err(Dead(format!("a {} was not answered within {} s", flight.op, PATIENCE.as_secs())))
+            }
+        }
+    }
+
+    /// Operations that are not counted. What fails here and does not end the lane fails again later.
+    fn warm_up(&mut self) -> Result<(), Dead> {
+        let start = Instant::now();
+        loop {
+            let over = start.elapsed() >= self.load.warm_up || self.is_stopped();
+            if over && self.may_leave() {
+                self.in_a_row = 0;
+                return Ok(());
+            }
+            while !over && !self.free.is_empty() {
+                self.begin(None)?;
+            }
+            self.reap(Instant::now() + NAP, false)?;
+            self.board.beat();
+            self.search(Instant::now())?;
+        }
+    }
+
+    /// Whether nothing is under way, or nobody waits for it any more.
+    fn may_leave(&self) -> bool {
+        !self.in_flight() || self.stop.is_asked() || self.board.is_over()
+    }
+
+    fn measure(&mut self) -> Result<(), Dead> {
+        let start = Instant::now();
+        let (mut searched, mut begun, mut last) = (start, 0u64, start);
+        self.board.sheet(self.number).begin = Some(start);
+        loop {
+            // The time of the last look at the clock is near enough here.
+            let over = match self.limit {
+                Limit::Time(time) => last - start >= time,
+                Limit::Count(count) => begun >= count,
+            };
+            let stopped = self.is_stopped();
+            if (over || stopped) && self.may_leave() {
+                return Ok(());
+            }
+            let mut until = last + NAP;
+            while !over && !stopped && !self.free.is_empty() {
+                if matches!(self.limit, Limit::Count(count) if begun >= count) {
+                    break;
+                }
+                let due = match self.interval {
+                    None => None,
+                    Some(interval) => {
+                        let due = start + interval.mul_f64(begun as f64);
+                        if due > Instant::now() {
+                            until = until.min(due - EARLY.min(due - start));
+                            break;
+                        }
+                        Some(due)
+                    }
+                };
+                begun += 1;
+                self.begin(due)?;
+            }
+            if !self.in_flight() {
+                // Nothing is due yet. The last bit is spun away: a sleep ends late.
+                last = Instant::now();
+                match until.saturating_duration_since(last).min(NAP) {
+                    Duration::ZERO => std::hint::spin_loop(),
+                    time => std::thread::sleep(time),
+                }
+                self.board.beat();
+                continue;
+            }
+            let count = self.reap(until, true)?;
+            self.board.beat();
+            last = Instant::now();
+            if count == 0 || last - searched >= SEARCH {
+                searched = last;
+                self.search(last)?;
+            }
+        }
+    }
+}
+
+/// Does it all. Gives the lane back if it is fit for more.
+pub(super) fn run(mut worker: Worker) -> Option<Box<dyn Lane>> {
+    worker.lane.prepare();
+    let warm = worker.warm_up();
+    worker.lane.prepare();
+    worker.board.is_one_warm();
+    let result = warm.and_then(|()| {
+        let stop = worker.stop.clone();
+        worker.board.wait_for_go(|| stop.is_asked());
+        worker.measure()
+    });
+    let idle = !worker.in_flight();
+    match result {
+        Ok(()) => idle.then_some(worker.lane),
+        Err(Dead(reason)) => {
+            worker.board.sheet(worker.number).fail(&reason);
+            None
+        }
+    }
+}

@@ -1,0 +1,211 @@
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::*;
+use crate::bench::rungs::{Dead, Done, Io};
+use crate::bench::stages::Stamp;
+
+/// What the lanes of a test did.
+#[derive(Default)]
+struct Log {
+    submitted: AtomicU64,
+    deepest: AtomicU64,
+}
+
+/// Answers each operation after a time, or fails, as it was told to.
+struct Scripted {
+    log: Arc<Log>,
+    takes: fn(u64) -> Duration,
+    fails: fn(u64) -> Option<&'static str>,
+    dies_at: u64,
+    under_way: VecDeque<(u32, Instant, u64)>,
+}
+
+impl Lane for Scripted {
+    fn submit(&mut self, io: Io) -> Result<(), Dead> {
+        assert!(io.offset.is_multiple_of(u64::from(io.length)) && io.length == 4096);
+        let number = self.log.submitted.fetch_add(1, Ordering::Relaxed) + 1;
+        if number >= self.dies_at {
+            return Err(Dead("gone".into()));
+        }
+        self.under_way.push_back((io.tag, Instant::now() + (self.takes)(number), number));
+        self.log.deepest.fetch_max(self.under_way.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn reap(&mut self, done: &mut Vec<Done>, until: Instant) -> Result<(), Dead> {
+        let Some(&(tag, ready, number)) = self.under_way.front() else { return Ok(()) };
+        std::thread::sleep(ready.min(until).saturating_duration_since(Instant::now()));
+        if Instant::now() >= ready {
+            self.under_way.pop_front();
+            let failed = (self.fails)(number).map(str::to_owned);
+            done.push(Done { tag, at: Instant::now(), failed, stamp: Stamp::default() });
+        }
+        Ok(())
+    }
+}
+
+struct Case {
+    lanes: u32,
+    takes: fn(u64) -> Duration,
+    fails: fn(u64) -> Option<&'static str>,
+    dies_at: u64,
+    load: Load,
+}
+
+fn case() -> Case {
+    let load = Load {
+        mix: Mix::Only(Op::Read),
+        pattern: Pattern::Random,
+        block: 4096,
+        depth: 1,
+        rate: None,
+        limit: Limit::Count(100),
+        warm_up: Duration::ZERO,
+        stages: false,
+    };
+    Case { lanes: 1, takes: |_| Duration::ZERO, fails: |_| None, dies_at: u64::MAX, load }
+}
+
+impl Case {
+    fn run(&self, stop: &Stop) -> (Outcome, usize, Arc<Log>) {
+        let log = Arc::new(Log::default());
+        let lane = |_| -> Box<dyn Lane> {
+            let Self { takes, fails, dies_at, .. } = *self;
+            Box::new(Scripted { log: log.clone(), takes, fails, dies_at, under_way: VecDeque::new() })
+        };
+        let lanes = (0..self.lanes).map(lane).collect();
+        let (outcome, lanes) = measure(lanes, &self.load, 1 << 30, "test", stop).unwrap();
+        (outcome, lanes.len(), log)
+    }
+}
+
+fn count(outcome: &Outcome) -> (u64, u64) {
+    let kinds = &outcome.kinds;
+    (kinds.iter().map(|kind| kind.samples.count()).sum(), kinds.iter().map(|kind| kind.errors).sum())
+}
+
+#[test]
+fn as_many_as_wanted_are_measured_by_all_lanes_together() {
+    let mut case = case();
+    (case.lanes, case.load.limit) = (3, Limit::Count(1000));
+    let (outcome, lanes, log) = case.run(&Stop::default());
+    assert_eq!((count(&outcome), lanes, outcome.is_broken), ((1000, 0), 3, false));
+    assert_eq!(log.submitted.load(Ordering::Relaxed), 1000);
+}
+
+#[test]
+fn the_warm_up_is_not_counted() {
+    let mut case = case();
+    case.load.warm_up = Duration::from_millis(20);
+    let (outcome, _, log) = case.run(&Stop::default());
+    assert_eq!(count(&outcome), (100, 0));
+    assert!(log.submitted.load(Ordering::Relaxed) > 100);
+}
+
+#[test]
+fn as_many_are_under_way_as_wanted() {
+    let mut case = case();
+    (case.load.depth, case.takes) = (8, |_| Duration::from_micros(200));
+    let (outcome, _, log) = case.run(&Stop::default());
+    assert_eq!((count(&outcome), log.deepest.load(Ordering::Relaxed)), ((100, 0), 8));
+}
+
+#[test]
+fn a_time_ends_it() {
+    let mut case = case();
+    case.load.limit = Limit::Time(Duration::from_millis(20));
+    let (outcome, ..) = case.run(&Stop::default());
+    assert!(outcome.elapsed >= Duration::from_millis(20) && count(&outcome).0 > 0);
+}
+
+#[test]
+fn a_mix_is_counted_by_operation() {
+    let mut case = case();
+    (case.load.mix, case.load.limit) = (Mix::Reads(50), Limit::Count(1000));
+    let (outcome, ..) = case.run(&Stop::default());
+    let counts: Vec<u64> = outcome.kinds.iter().map(|kind| kind.samples.count()).collect();
+    assert!(counts.iter().sum::<u64>() == 1000 && counts.iter().all(|count| *count > 400), "{counts:?}");
+}
+
+#[test]
+fn failures_are_counted_and_are_no_samples() {
+    let mut case = case();
+    case.fails = |number| number.is_multiple_of(2).then_some("odd");
+    let (outcome, lanes, _) = case.run(&Stop::default());
+    assert_eq!((count(&outcome), lanes), ((50, 50), 1));
+    assert_eq!(outcome.first_error.as_deref(), Some("odd"));
+}
+
+#[test]
+fn nothing_but_failures_ends_it() {
+    let mut case = case();
+    (case.fails, case.load.limit) = (|_| Some("no"), Limit::Count(u64::MAX));
+    let (outcome, ..) = case.run(&Stop::default());
+    assert_eq!(count(&outcome), (0, 100));
+}
+
+#[test]
+fn a_dead_lane_ends_it_at_once_and_keeps_what_there_is() {
+    let mut case = case();
+    (case.dies_at, case.load.limit) = (11, Limit::Count(100));
+    let (outcome, lanes, _) = case.run(&Stop::default());
+    assert_eq!((count(&outcome), lanes, outcome.is_broken), ((10, 1), 0, true));
+    assert_eq!(outcome.first_error.as_deref(), Some("gone"));
+}
+
+#[test]
+fn the_user_may_have_had_enough() {
+    let (case, stop) = (case(), Stop::default());
+    stop.ask();
+    let (outcome, ..) = case.run(&stop);
+    assert_eq!(count(&outcome).0, 0);
+}
+
+#[test]
+fn a_stop_ends_it_although_nothing_is_answered_and_keeps_what_there_is() {
+    let mut case = case();
+    case.load.limit = Limit::Count(u64::MAX);
+    case.takes = |number| if number <= 5 { Duration::ZERO } else { Duration::from_secs(3600) };
+    let stop = Stop::default();
+    let asked = stop.clone();
+    let later = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        asked.ask();
+    });
+    let start = Instant::now();
+    let (outcome, ..) = case.run(&stop);
+    assert_eq!(count(&outcome).0, 5);
+    assert!(start.elapsed() < Duration::from_secs(2));
+    later.join().unwrap();
+}
+
+#[test]
+fn with_a_rate_the_time_that_operations_waited_counts() {
+    // One operation in a hundred takes 50 ms; of those that are due meanwhile each waited for that.
+    let mut case = case();
+    case.load.rate = Some(1000.0);
+    case.load.limit = Limit::Count(300);
+    case.takes = |number| if number == 100 { Duration::from_millis(50) } else { Duration::ZERO };
+    let (outcome, ..) = case.run(&Stop::default());
+    let kind = &outcome.kinds[0];
+    assert!(outcome.elapsed >= Duration::from_millis(290), "{:?}", outcome.elapsed);
+    let (due, begun) =
+        (kind.samples.part(9, 10).unwrap(), kind.service.as_ref().unwrap().part(9, 10).unwrap());
+    assert!(due > Duration::from_millis(10), "a tenth of all operations waited: {due:?}");
+    assert!(begun < due / 2, "which is not seen from when they begin: {begun:?}");
+}
+
+#[test]
+fn the_distribution_of_delays_comes_out() {
+    // Delays that rise evenly from 0 to 4 ms, in an order that is not theirs.
+    let mut case = case();
+    case.load.limit = Limit::Count(400);
+    case.takes = |number| Duration::from_micros(number * 163 % 400 * 10);
+    let (outcome, ..) = case.run(&Stop::default());
+    let samples = &outcome.kinds[0].samples;
+    for (part, micros) in [(50, 2000), (90, 3600)] {
+        let found = samples.part(part, 100).unwrap().as_micros() as i64;
+        assert!((micros..micros + 400).contains(&found), "p{part}: {found} µs instead of {micros}");
+    }
+}

@@ -1,0 +1,339 @@
+//! What the command line means.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::CommandFactory;
+use clap::error::ErrorKind;
+use kaeru_client::nbd::lane::Spin;
+use kaeru_client::session::FabricChoice;
+use kaeru_client::target::Target;
+
+use super::args::{Args, Command, Measure, Output, Run, RunOp, Sweep};
+use super::engine::Limit;
+use super::rungs::RungName;
+use super::workload::{Mix, Op, Pattern};
+
+/// What is to be measured.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The subcommand.
+    pub preset: &'static str,
+    /// The export; there for every rung on a session of our own.
+    pub target: Option<Target>,
+    /// Which fabric.
+    pub fabric: FabricChoice,
+    /// Where, from the bottom up.
+    pub rungs: Vec<RungName>,
+    /// Somebody else's NBD server, if that is what `socket` means.
+    pub socket: Option<PathBuf>,
+    /// The rung `device`.
+    pub device: Option<PathBuf>,
+    /// The rung `disk`.
+    pub disk: Option<PathBuf>,
+    /// Which operations follow one another; each of them is measured for itself.
+    pub mixes: Vec<Mix>,
+    /// In which order blocks are taken.
+    pub pattern: Pattern,
+    /// Block sizes and depths.
+    pub points: Vec<Point>,
+    /// Lanes.
+    pub lanes: u32,
+    /// Operations a second.
+    pub rate: Option<f64>,
+    /// How much each run measures.
+    pub limit: Limit,
+    /// Runs of each.
+    pub repeat: u32,
+    /// How long the first one warms up.
+    pub warm_up: Duration,
+    /// Whether operations are stamped.
+    pub stages: bool,
+    /// Spinning before sleeping; `None` as `kaeru` does.
+    pub spin: Option<Spin>,
+    /// What would be overwritten; `None` if nothing.
+    pub overwrites: Option<String>,
+    /// Whether the user agreed to that beforehand.
+    pub agreed: bool,
+    /// Remarks of the user's.
+    pub labels: Vec<String>,
+    /// A file that tells of the server's machine.
+    pub server_machine: Option<PathBuf>,
+    /// How to print.
+    pub output: Output,
+}
+
+/// One load of a sweep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Point {
+    /// Bytes of one operation.
+    pub block: u32,
+    /// Operations under way at once on each lane.
+    pub depth: u32,
+}
+
+/// What a subcommand means where nothing else is said.
+struct Preset {
+    name: &'static str,
+    pattern: Pattern,
+    points: Vec<Point>,
+    seconds: f64,
+    repeat: u32,
+    /// Where to measure on a session of our own.
+    rungs: &'static [RungName],
+}
+
+impl Plan {
+    /// What a measuring command means; `None` for the others.
+    ///
+    /// # Errors
+    /// Where flags do not go together; exits with status 2.
+    pub fn of(command: &Command) -> Result<Option<Self>, clap::Error> {
+        const LADDER: &[RungName] = &[RungName::Ram, RungName::Fabric, RungName::Remote, RungName::Socket];
+        let preset = |name, pattern, block, depth| Preset {
+            name,
+            pattern,
+            points: vec![Point { block, depth }],
+            seconds: 3.0,
+            repeat: 3,
+            rungs: LADDER,
+        };
+        let plan = match command {
+            Command::Latency(measure) => {
+                Self::build(measure, preset("latency", Pattern::Random, 4 << 10, 1), None)
+            }
+            Command::Bandwidth(measure) => {
+                Self::build(measure, preset("bandwidth", Pattern::Sequential, 128 << 10, 16), None)
+            }
+            Command::Iops(measure) => {
+                Self::build(measure, preset("iops", Pattern::Random, 4 << 10, 32), None)
+            }
+            Command::Sweep(Sweep { sizes, depths, measure }) => {
+                let sizes = measure.block.map_or(sizes.clone(), |block| vec![block]);
+                let depths = measure.depth.map_or(depths.clone(), |depth| vec![depth]);
+                let point = |&block: &u32| depths.iter().map(move |&depth| Point { block, depth });
+                let points = sizes.iter().flat_map(point).collect();
+                let rungs = &[RungName::Remote];
+                let pattern = Pattern::Random;
+                Self::build(
+                    measure,
+                    Preset { name: "sweep", pattern, points, seconds: 1.0, repeat: 1, rungs },
+                    None,
+                )
+            }
+            Command::Run(Run { op, reads, pattern, measure }) => {
+                let mix = match op {
+                    RunOp::Read => Mix::Only(Op::Read),
+                    RunOp::Write => Mix::Only(Op::Write),
+                    RunOp::Mixed => Mix::Reads(*reads),
+                };
+                Self::build(measure, preset("run", *pattern, 4 << 10, 1), Some(mix))
+            }
+            Command::Compare(_) | Command::Machine(_) => return Ok(None),
+        };
+        plan.map(Some)
+    }
+
+    fn build(measure: &Measure, preset: Preset, mix: Option<Mix>) -> Result<Self, clap::Error> {
+        let rungs = rungs(measure, &preset)?;
+        let mixes = match mix {
+            Some(mix) if mix.writes() && !measure.write => {
+                return wrong(
+                    ErrorKind::MissingRequiredArgument,
+                    "writes overwrite what is on the export; add --write if all of it may be lost",
+                );
+            }
+            Some(mix) => vec![mix],
+            None if measure.write => Op::ALL.map(Mix::Only).to_vec(),
+            None => vec![Mix::Only(Op::Read)],
+        };
+        let repeat = measure.repeat.unwrap_or(preset.repeat);
+        let limit = match measure.count {
+            Some(count) => Limit::Count(count.div_ceil(repeat.into())),
+            None => {
+                let seconds = measure.seconds.unwrap_or(preset.seconds);
+                Limit::Time(Duration::from_secs_f64(seconds / f64::from(repeat)))
+            }
+        };
+        let Point { block, depth } = preset.points[0];
+        let points = match preset.points.len() {
+            1 => vec![Point { block: measure.block.unwrap_or(block), depth: measure.depth.unwrap_or(depth) }],
+            _ => preset.points,
+        };
+        Ok(Self {
+            preset: preset.name,
+            overwrites: measure.write.then(|| overwrites(measure, &rungs)).flatten(),
+            target: measure.target.clone(),
+            fabric: measure.fabric,
+            rungs,
+            socket: measure.socket.clone(),
+            device: measure.device.clone(),
+            disk: measure.disk.clone(),
+            mixes,
+            pattern: preset.pattern,
+            points,
+            lanes: measure.lanes,
+            rate: measure.rate,
+            limit,
+            repeat,
+            warm_up: measure.warm_up,
+            stages: measure.stages,
+            spin: measure.spin,
+            agreed: measure.yes,
+            labels: measure.label.clone(),
+            server_machine: measure.server_machine.clone(),
+            output: measure.output.clone(),
+        })
+    }
+
+    /// Whether any operation changes bytes.
+    pub fn writes(&self) -> bool {
+        self.mixes.iter().any(|mix| mix.writes())
+    }
+
+    /// Whether a rung is to be measured.
+    pub fn wants(&self, rung: RungName) -> bool {
+        self.rungs.contains(&rung)
+    }
+
+    /// Whether a session of our own is needed.
+    pub fn needs_session(&self) -> bool {
+        let own_socket = self.wants(RungName::Socket) && self.socket.is_none();
+        own_socket || self.wants(RungName::Fabric) || self.wants(RungName::Remote)
+    }
+}
+
+fn wrong<T>(kind: ErrorKind, text: &str) -> Result<T, clap::Error> {
+    Err(Args::command().error(kind, text))
+}
+
+/// Where to measure: what was asked for, else all that there is.
+fn rungs(measure: &Measure, preset: &Preset) -> Result<Vec<RungName>, clap::Error> {
+    let Measure { target, socket, device, disk, rung, .. } = measure;
+    let mut wanted = rung.clone();
+    if wanted.is_empty() {
+        if target.is_some() {
+            wanted.extend(preset.rungs);
+        }
+        wanted.extend(socket.as_ref().map(|_| RungName::Socket));
+        wanted.extend(device.as_ref().map(|_| RungName::Device));
+        wanted.extend(disk.as_ref().map(|_| RungName::Disk));
+    }
+    wanted.sort_unstable();
+    wanted.dedup();
+    for rung in &wanted {
+        let missing = match rung {
+            RungName::Fabric | RungName::Remote if target.is_none() => {
+                "HOST/EXPORT; \"kaeru ls HOST\" lists the exports"
+            }
+            RungName::Socket if target.is_none() && socket.is_none() => "HOST/EXPORT or --socket PATH",
+            RungName::Device if device.is_none() => "--device PATH, such as /dev/nbd0",
+            RungName::Disk if disk.is_none() => "--disk PATH",
+            _ => continue,
+        };
+        return wrong(ErrorKind::MissingRequiredArgument, &format!("the rung \"{rung}\" needs {missing}"));
+    }
+    for (given, rung, flag) in [
+        (socket.is_some(), RungName::Socket, "--socket"),
+        (device.is_some(), RungName::Device, "--device"),
+        (disk.is_some(), RungName::Disk, "--disk"),
+    ] {
+        if given && !wanted.contains(&rung) {
+            let text =
+                format!("{flag} is not measured without \"{rung}\" among --rung; leave one of them out");
+            return wrong(ErrorKind::ArgumentConflict, &text);
+        }
+    }
+    Ok(wanted)
+}
+
+/// What writes would destroy; `None` where they harm nobody.
+fn overwrites(measure: &Measure, rungs: &[RungName]) -> Option<String> {
+    let has = |rung| rungs.contains(&rung);
+    let mut all = Vec::new();
+    let own_socket = has(RungName::Socket) && measure.socket.is_none();
+    if own_socket || has(RungName::Fabric) || has(RungName::Remote) {
+        all.extend(measure.target.as_ref().map(ToString::to_string));
+    }
+    if has(RungName::Socket) {
+        all.extend(measure.socket.as_ref().map(|path| format!("what {} serves", path.display())));
+    }
+    all.extend(measure.device.as_ref().map(|path| path.display().to_string()));
+    all.extend(measure.disk.as_ref().filter(|path| !path.is_dir()).map(|path| path.display().to_string()));
+    (!all.is_empty()).then(|| all.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    fn parse(command: &str, flags: &[&str]) -> Result<Plan, String> {
+        let args = Args::try_parse_from([&["kaeru-bench", command], flags].concat())
+            .map_err(|error| error.to_string())?;
+        let plan = Plan::of(&args.command.unwrap()).map_err(|error| {
+            assert_eq!(error.exit_code(), 2);
+            error.to_string()
+        })?;
+        Ok(plan.unwrap())
+    }
+
+    fn fails(flags: &[&str], part: &str) {
+        let text = parse("latency", flags).unwrap_err();
+        assert!(text.contains(part), "{text}");
+    }
+
+    #[test]
+    fn without_flags_all_rungs_are_read_for_some_seconds_in_three_runs() {
+        let plan = parse("latency", &["h/x"]).unwrap();
+        assert_eq!(plan.rungs, [RungName::Ram, RungName::Fabric, RungName::Remote, RungName::Socket]);
+        assert_eq!((plan.limit, plan.repeat), (Limit::Time(Duration::from_secs(1)), 3));
+        assert_eq!(plan.mixes, [Mix::Only(Op::Read)]);
+        assert_eq!(plan.points, [Point { block: 4096, depth: 1 }]);
+        assert!(plan.needs_session() && !plan.writes() && plan.overwrites.is_none());
+    }
+
+    #[test]
+    fn presets_differ_in_their_loads() {
+        let point = |command| parse(command, &["h/x"]).unwrap().points[0];
+        assert_eq!(point("bandwidth"), Point { block: 128 << 10, depth: 16 });
+        assert_eq!(point("iops"), Point { block: 4096, depth: 32 });
+        let sweep = parse("sweep", &["h/x", "--sizes", "8,4K", "--depths", "1,2,3"]).unwrap();
+        assert_eq!((sweep.points.len(), sweep.points[5]), (6, Point { block: 4096, depth: 3 }));
+        assert_eq!((sweep.repeat, sweep.rungs), (1, vec![RungName::Remote]));
+        let run = parse("run", &["h/x", "--block", "1M", "--depth", "7", "--count", "10"]).unwrap();
+        assert_eq!((run.points[0], run.limit), (Point { block: 1 << 20, depth: 7 }, Limit::Count(4)));
+    }
+
+    #[test]
+    fn sockets_and_devices_alone_need_no_export() {
+        let plan = parse("latency", &["--socket", "/s", "--device", "/dev/nbd0"]).unwrap();
+        assert_eq!(plan.rungs, [RungName::Socket, RungName::Device]);
+        assert!(!plan.needs_session());
+    }
+
+    #[test]
+    fn what_would_be_overwritten_is_named() {
+        let of = |flags: &[&str]| parse("latency", flags).unwrap().overwrites;
+        assert_eq!(of(&["h/x", "--write", "--yes"]).as_deref(), Some("h/x"));
+        assert_eq!(of(&["h/x", "--socket", "/s", "--write"]).as_deref(), Some("h/x, what /s serves"));
+        assert_eq!(of(&["--disk", "/", "--write"]), None, "a file that is made harms nobody");
+        assert_eq!(of(&["h/x"]), None);
+        fails(&["h/x", "--yes"], "--write");
+        assert!(parse("run", &["h/x", "--op", "mixed"]).unwrap_err().contains("--write"));
+        let mixed = parse("run", &["h/x", "--op", "mixed", "--reads", "30", "--write"]).unwrap();
+        assert_eq!((mixed.mixes, mixed.agreed), (vec![Mix::Reads(30)], false));
+    }
+
+    #[test]
+    fn what_is_missing_or_contradicts_itself_is_said() {
+        fails(&[], "required");
+        fails(&["--socket", "/s", "--rung", "remote"], "needs HOST/EXPORT");
+        fails(&["h/x", "--rung", "device"], "needs --device");
+        fails(&["h/x", "--socket", "/s", "--rung", "remote"], "leave one of them out");
+        fails(&["h/x", "--seconds", "1", "--count", "1"], "cannot be used with");
+        fails(&["h/x", "--count", "0"], "0");
+        fails(&["h/x", "--json", "--csv"], "cannot be used with");
+        fails(&["h/x", "--rung", "sky"], "sky");
+    }
+}

@@ -1,0 +1,298 @@
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::sample::{around, measured, report, sweep, with_stages};
+use super::text::WIDTH;
+use super::*;
+use crate::bench::units;
+
+fn printed(print: fn(&Report, &mut dyn std::io::Write) -> std::io::Result<()>, report: &Report) -> String {
+    let mut out = Vec::new();
+    print(report, &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+fn json_of(report: &Report) -> Value {
+    serde_json::from_str(&printed(json::print, report)).unwrap()
+}
+
+/// Everything that is worth showing.
+fn all() -> Vec<Report> {
+    let mut broken = report();
+    broken.results = vec![measured(RungName::Remote, Op::Read, (4096, 1), &[&[]], 7)];
+    (broken.problem, broken.interrupted) = (Some("the export is gone".into()), true);
+    let mut extreme = report();
+    extreme.results = vec![
+        measured(RungName::Socket, Op::Write, (8, 1), &[&[1], &[3_600_000_000_000]], 999_999),
+        measured(RungName::Fabric, Op::Write, (32 << 20, 1024), &[&[999_999_999; 20_000]], 0),
+    ];
+    vec![report(), sweep(), with_stages(), broken, extreme]
+}
+
+#[test]
+fn tables_and_blocks_fit_a_terminal_whatever_the_figures() {
+    for report in all() {
+        for text in [printed(table::print, &report), printed(blog::print, &report)] {
+            let wide: Vec<&str> = text.lines().filter(|line| line.chars().count() > WIDTH).collect();
+            assert!(wide.is_empty(), "{wide:#?}");
+        }
+    }
+}
+
+#[test]
+fn what_keeps_figures_from_being_those_of_cards_is_in_every_form_of_output() {
+    for report in all() {
+        let forms = [
+            printed(table::print, &report),
+            printed(blog::print, &report),
+            printed(csv::print, &report),
+            printed(json::print, &report),
+            html::page(&report),
+        ];
+        for form in forms {
+            let words = form.split_whitespace().collect::<Vec<_>>().join(" ");
+            for label in
+                ["software RDMA: no card is behind rxe0", "loopback: client and server are one machine"]
+            {
+                assert!(words.contains(label), "{label} is not in {form}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_interruption_is_in_every_form_of_output() {
+    let mut report = report();
+    report.interrupted = true;
+    for form in [
+        printed(table::print, &report),
+        printed(blog::print, &report),
+        printed(csv::print, &report),
+        printed(json::print, &report),
+        html::page(&report),
+    ] {
+        assert!(form.to_lowercase().contains("interrupted"), "{form}");
+    }
+}
+
+#[test]
+fn units_are_printed_and_every_percentile_is_there() {
+    let text = printed(table::print, &report());
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in [
+        "µs",
+        "p50",
+        "p90",
+        "p99",
+        "p99.9",
+        "p99.99",
+        "max",
+        "mean",
+        "dev",
+        "IOPS",
+        "BYTES/S",
+        "MB/s",
+        "RETRIES",
+        "not told by this server",
+        "half",
+        "ib_write_lat",
+        "fabric",
+        "derived",
+        "socket - remote",
+    ] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+}
+
+#[test]
+fn stages_say_what_is_measured_and_what_is_derived() {
+    let text = printed(table::print, &with_stages());
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in [
+        "socket → lane",
+        "post → completion",
+        "server queue",
+        "store",
+        "lane → socket",
+        "measured",
+        "told by the server",
+        "derived",
+    ] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+}
+
+#[test]
+fn the_block_to_paste_tells_of_both_ends() {
+    let mut report = report();
+    report.server = Some(report.client.clone());
+    let text = printed(blog::print, &report);
+    for part in [
+        "client",
+        "server",
+        "kernel: 6.1",
+        "governor: performance",
+        "card: rxe0",
+        "firmware:",
+        "link:",
+        "PCIe:",
+    ] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+}
+
+#[test]
+fn a_report_survives_json() {
+    for report in all() {
+        let back: Report = serde_json::from_value(json_of(&report)).unwrap();
+        assert_eq!(json_of(&back), json_of(&report));
+    }
+}
+
+/// The fields of a value, with `[]` for what is in lists.
+fn fields(value: &Value, path: &str, found: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(map) => {
+            map.iter().for_each(|(name, value)| fields(value, &format!("{path}.{name}"), found))
+        }
+        Value::Array(list) => list.iter().for_each(|value| fields(value, &format!("{path}[]"), found)),
+        _ => {
+            found.insert(path.trim_start_matches('.').to_owned());
+        }
+    }
+}
+
+#[test]
+fn the_fields_of_the_json_are_those_that_are_documented() {
+    let documented = include_str!("../REPORT.md");
+    let mut found = BTreeSet::new();
+    for mut report in all() {
+        report.server = Some(report.client.clone());
+        fields(&json_of(&report), "", &mut found);
+    }
+    // Whole figures and latencies are documented once.
+    let shorten = |path: &String| {
+        let mut path = path.replace("results[].", "");
+        for (long, short) in
+            [("runs[].", "figures."), ("all.", "figures."), ("server.", "machine."), ("client.", "machine.")]
+        {
+            if let Some(rest) = path.strip_prefix(long) {
+                path = format!("{short}{rest}");
+            }
+        }
+        match path.rsplit_once("_us.") {
+            Some((_, name)) => format!("latency.{name}"),
+            None => path,
+        }
+    };
+    for path in found.iter().map(shorten) {
+        assert!(documented.contains(&format!("`{path}`")), "`{path}` is not in REPORT.md");
+    }
+}
+
+#[test]
+fn csv_has_a_row_for_each_result_and_run_and_as_many_cells_as_heads() {
+    let text = printed(csv::print, &report());
+    let heads = csv::HEAD.split(',').count();
+    assert_eq!(text.lines().count(), 1 + 8 * (1 + 3));
+    for line in text.lines() {
+        let outside: String = line.split('"').step_by(2).collect();
+        assert_eq!(outside.split(',').count(), heads, "{line}");
+    }
+}
+
+/// The data elements of a page: pointer, value, text.
+fn data_of(page: &str) -> Vec<(String, f64, String)> {
+    let mut found = Vec::new();
+    for part in page.split("<data value=\"").skip(1) {
+        let (value, rest) = part.split_once("\" data-at=\"").unwrap();
+        let (pointer, rest) = rest.split_once("\">").unwrap();
+        let (text, _) = rest.split_once("</data>").unwrap();
+        found.push((pointer.to_owned(), value.parse().unwrap(), text.to_owned()));
+    }
+    found
+}
+
+#[test]
+fn every_number_of_the_page_is_that_of_the_json_rounded() {
+    for report in all() {
+        let (page, json) = (html::page(&report), json_of(&report));
+        let data = data_of(&page);
+        assert!(data.len() > 10);
+        for (pointer, value, text) in data {
+            let exact = json.pointer(&pointer).and_then(Value::as_f64);
+            assert_eq!(exact, Some(value), "{pointer}");
+            let shown = match pointer.rsplit('/').next().unwrap() {
+                "iops" => units::rate(value),
+                "bytes_per_second" => units::speed(value),
+                "target_bytes" => kaeru_common::units::Size(value as u64).to_string(),
+                "client_cpu_percent" => format!("{value:.0} %"),
+                "us" => format!("{value:+.2}"),
+                "count" | "errors" | "retries" => value.to_string(),
+                _ => units::micros_f64(Some(value)),
+            };
+            assert_eq!(text, shown, "{pointer}");
+        }
+    }
+}
+
+#[test]
+fn the_page_holds_every_figure_and_needs_nobody() {
+    let (report, page) = (report(), html::page(&report()));
+    let pointers: BTreeSet<String> = data_of(&page).into_iter().map(|(pointer, ..)| pointer).collect();
+    for at in 0..report.results.len() {
+        for name in ["p50", "p90", "p99", "p99.9", "p99.99", "max", "mean", "deviation"] {
+            assert!(pointers.contains(&format!("/results/{at}/all/latency_us/{name}")), "{at} {name}");
+        }
+    }
+    for word in ["<script", "http:", "https:", "@import", "url(", "javascript:", "onload"] {
+        assert!(!page.contains(word), "{word} is in the page");
+    }
+    assert_eq!(page.matches("<svg viewBox=\"0 0 480").count(), 4, "two plots for reads and writes each");
+    assert_eq!(page.matches("role=\"img\"").count(), page.matches("<desc").count());
+    assert!(page.contains("prefers-color-scheme: dark") && page.contains("@media print"));
+}
+
+#[test]
+fn a_name_cannot_become_markup() {
+    let mut report = report();
+    report.target = "<script>alert(1)</script>".into();
+    report.command = "\"><img src=x>".into();
+    let page = html::page(&report);
+    assert!(!page.contains("<script") && !page.contains("<img"), "{page}");
+}
+
+#[test]
+fn steps_are_the_differences_of_medians_and_add_up() {
+    let report = report();
+    let reads: Vec<&Step> = report.steps.iter().filter(|step| step.operation == Op::Read).collect();
+    let rungs: Vec<RungName> = reads.iter().map(|step| step.to).collect();
+    assert_eq!(rungs, [RungName::Fabric, RungName::Remote, RungName::Socket]);
+    let total: f64 = reads.iter().map(|step| step.us).sum();
+    let top = report.results[6].all.latency_us.p50.unwrap();
+    assert!((total - top).abs() < 0.01, "{total} is not {top}");
+    assert!(sweep().steps.is_empty(), "one rung alone has no steps");
+}
+
+#[test]
+fn failures_are_shown_and_are_no_success() {
+    let broken = all().remove(3);
+    assert!(report().is_clean() && !broken.is_clean());
+    for form in [printed(table::print, &broken), html::page(&broken)] {
+        assert!(form.contains("the peer closed the link") && form.contains("the export is gone"), "{form}");
+    }
+}
+
+#[test]
+fn half_a_round_trip_is_shown_where_perftest_has_one_and_nowhere_else() {
+    let of = |rung, op| measured(rung, op, (8, 1), &[&around(2000, 1000)], 0).half_round_trip_us;
+    let half = of(RungName::Fabric, Op::Write).unwrap();
+    let whole = measured(RungName::Fabric, Op::Write, (8, 1), &[&around(2000, 1000)], 0).all.latency_us;
+    assert_eq!(half.p50, whole.p50.map(|us| us / 2.0));
+    for (rung, op) in
+        [(RungName::Fabric, Op::Read), (RungName::Remote, Op::Write), (RungName::Device, Op::Write)]
+    {
+        assert!(of(rung, op).is_none());
+    }
+}
