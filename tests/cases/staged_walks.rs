@@ -207,7 +207,7 @@ impl Walker {
 
     fn take(&mut self) -> bool {
         let moved = self.remote.poll(&mut self.done);
-        for Answer { tag, slot, result, extents } in std::mem::take(&mut self.done) {
+        for Answer { tag, slot, result, extents, .. } in std::mem::take(&mut self.done) {
             let (action, bytes) =
                 self.in_flight.remove(&tag).expect("it was asked for, and not answered before");
             self.answered += 1;
