@@ -3,7 +3,8 @@
 # shellcheck shell=bash
 #
 # From run, a script has: KAERU_VM (this folder), KAERU_VM_HOST (a or b), KAERU_VM_HOSTS ("a" or "a b"),
-# KAERU_VM_SHARE (/share or empty), KAERU_VM_DISK (/dev/vda or empty), and what --env gave.
+# KAERU_VM_SHARE (/share or empty), KAERU_VM_DISK (/dev/vda or empty), KAERU_VM_BOOT (1, and one more after each power
+# cut), and what --env gave.
 
 guest_checks=0
 guest_failures=0
@@ -123,6 +124,16 @@ barrier() {
         [ $SECONDS -lt $end ] || die "barrier $1: host $other did not come"
         nap 0.05
     done
+}
+
+# power_cut HOST: the other host's machine is killed at once, and started again with its disk and its script. Returns
+# when it is dead and will come back. Host a holds the cable: only b can be cut.
+power_cut() {
+    local boot=1
+    while [ -e "/run/vm/boot.$1.$((boot + 1))" ]; do boot=$((boot + 1)); done
+    # The file may be gone before the shell has opened it.
+    { : >"/run/vm/cut.$1"; } 2>/dev/null
+    wait_for 20 test -e "/run/vm/boot.$1.$((boot + 1))" || die "no power cut of host $1"
 }
 
 # Partitions and by-id links as on a real system.

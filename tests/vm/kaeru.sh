@@ -8,9 +8,12 @@ KAERU_BIN=$(realpath "$KAERU_BIN")
 
 kaeru() { "$KAERU_BIN/kaeru" "$@"; }
 
-# serve ARGUMENT...: starts kaerud on 10.9.0.1 and waits until it is ready; sets `server` to its process id.
+# Where `serve` listens; host b sets another one.
+listen=10.9.0.1
+
+# serve ARGUMENT...: starts kaerud and waits until it is ready; sets `server` to its process id.
 serve() {
-    "$KAERU_BIN/kaerud" --listen 10.9.0.1 --insecure "$@" >/run/kaerud.log 2>&1 &
+    "$KAERU_BIN/kaerud" --listen "$listen" --insecure "$@" >/run/kaerud.log 2>&1 &
     server=$!
     if ! wait_for 60 grep -qx ready /run/kaerud.log; then
         cat /run/kaerud.log
