@@ -175,6 +175,13 @@ pub struct Output {
     pub html: Option<PathBuf>,
 }
 
+impl Output {
+    /// Whether what is printed has no room for words about what went wrong.
+    pub fn is_for_programs(&self) -> bool {
+        self.json || self.csv
+    }
+}
+
 /// `kaeru-bench sweep`
 #[derive(Debug, ClapArgs)]
 pub struct Sweep {

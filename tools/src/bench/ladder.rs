@@ -125,21 +125,21 @@ impl Ladder<'_> {
         };
         let mut socket = plan.socket.as_deref().map(|path| self.socket(path)).transpose()?;
         let mut device = plan.device.as_deref().map(|path| self.device(path)).transpose()?;
-        let disk = plan.disk.as_deref().map(|path| DeviceRung::new(RungName::Disk, path));
+        let disk = plan.disk.as_deref().map(|path| self.block_device(RungName::Disk, path)).transpose()?;
         if plan.wants(RungName::Ram) {
-            self.rung(&mut RamRung, "this machine's memory")?;
+            self.rung(&mut RamRung)?;
         }
-        if let Some(disk) = disk {
-            self.rung(&mut disk?, "the disk")?;
+        if let Some(mut disk) = disk {
+            self.rung(&mut disk)?;
         }
         if let Some((session, target)) = attached {
             self.on_session(&session, target)?;
         }
         if let Some(socket) = &mut socket {
-            self.rung(socket, "what the socket serves")?;
+            self.rung(socket)?;
         }
         if let Some(device) = &mut device {
-            self.rung(device, "the device")?;
+            self.rung(device)?;
         }
         Ok(())
     }
@@ -148,6 +148,7 @@ impl Ladder<'_> {
     fn socket(&mut self, path: &Path) -> Result<ExistingSocket, BenchError> {
         let export = self.plan.target.as_ref().map_or("", |target| target.export.as_str());
         let rung = ExistingSocket::new(path, export)?;
+        self.check(&path.display().to_string(), rung.size(), 1)?;
         self.go_by(Way::of_socket(path));
         self.report.target_bytes.get_or_insert(rung.size());
         if self.plan.writes() && rung.is_read_only() {
@@ -156,12 +157,31 @@ impl Ladder<'_> {
         Ok(rung)
     }
 
-    /// A block device.
+    /// A block device that is measured.
     fn device(&mut self, path: &Path) -> Result<DeviceRung, BenchError> {
-        let rung = DeviceRung::new(RungName::Device, path)?;
+        let rung = self.block_device(RungName::Device, path)?;
         self.go_by(Way::of_device(path));
         self.report.target_bytes.get_or_insert(rung.size());
         Ok(rung)
+    }
+
+    fn block_device(&self, name: RungName, path: &Path) -> Result<DeviceRung, BenchError> {
+        let rung = DeviceRung::new(name, path)?;
+        self.check(&path.display().to_string(), rung.size(), rung.granule())?;
+        Ok(rung)
+    }
+
+    /// Whether every block fits, and is a multiple of what it has to be.
+    fn check(&self, what: &str, size: u64, granule: u32) -> Result<(), RungError> {
+        for &Point { block, .. } in &self.plan.points {
+            if u64::from(block) > size {
+                return Err(RungError::TooSmall { what: what.to_owned(), size, block });
+            }
+            if block % granule != 0 {
+                return Err(RungError::Granule { what: what.to_owned(), granule, block });
+            }
+        }
+        Ok(())
     }
 
     /// A session of our own.
@@ -170,7 +190,9 @@ impl Ladder<'_> {
         let options =
             AttachOptions { read_only: !plan.writes(), fabric: plan.fabric, ..AttachOptions::default() };
         let session = Arc::new(Session::attach(target, options).map_err(RungError::from)?);
-        self.report.target_bytes = Some(session.granted().size);
+        let size = session.granted().size;
+        self.report.target_bytes = Some(size);
+        self.check(&target.to_string(), size, 1)?;
         if plan.writes() && session.granted().read_only {
             return Err(RungError::ReadOnly(target.to_string()).into());
         }
@@ -184,7 +206,7 @@ impl Ladder<'_> {
     fn on_session(&mut self, session: &Arc<Session>, target: &Target) -> Result<(), BenchError> {
         let (plan, what) = (self.plan, target.to_string());
         if plan.wants(RungName::Fabric) {
-            let result = self.rung(&mut FabricRung::new(session.clone(), &what, plan.spin), &what);
+            let result = self.rung(&mut FabricRung::new(session.clone(), &what, plan.spin));
             match result {
                 // What was not asked for by name is left out where it does not exist.
                 Err(BenchError::Rung(RungError::NoFabric(_))) if plan.rungs.len() > 1 => {}
@@ -192,11 +214,11 @@ impl Ladder<'_> {
             }
         }
         if plan.wants(RungName::Remote) {
-            self.rung(&mut RemoteRung::new(session.clone(), plan.spin), &what)?;
+            self.rung(&mut RemoteRung::new(session.clone(), plan.spin))?;
         }
         if plan.wants(RungName::Socket) && plan.socket.is_none() {
             let mut rung = OwnSocket::new(session.clone(), target.export.as_str(), plan.spin)?;
-            self.rung(&mut rung, &what)?;
+            self.rung(&mut rung)?;
         }
         session.end();
         Ok(())
@@ -230,25 +252,18 @@ impl Ladder<'_> {
     }
 
     /// Measures every load on one rung.
-    fn rung(&mut self, rung: &mut dyn Rung, what: &str) -> Result<(), BenchError> {
+    fn rung(&mut self, rung: &mut dyn Rung) -> Result<(), BenchError> {
         for &point in &self.plan.points {
             if self.stop.is_asked() {
                 return Ok(());
             }
-            self.point(rung, what, point)?;
+            self.point(rung, point)?;
         }
         Ok(())
     }
 
-    fn point(&mut self, rung: &mut dyn Rung, what: &str, point: Point) -> Result<(), BenchError> {
+    fn point(&mut self, rung: &mut dyn Rung, point: Point) -> Result<(), BenchError> {
         let Point { block, depth } = point;
-        let what = || what.to_owned();
-        if u64::from(block) > rung.size() {
-            return Err(RungError::TooSmall { what: what(), size: rung.size(), block }.into());
-        }
-        if block % rung.granule() != 0 {
-            return Err(RungError::Granule { what: what(), granule: rung.granule(), block }.into());
-        }
         let plan = self.plan;
         let shape = Shape { depth, block, writes: plan.writes(), stages: plan.stages };
         let mut lanes = Vec::new();

@@ -46,6 +46,9 @@ fn run(args: Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let command = format!("kaeru-bench {}", typed.join(" "));
     let report = ladder::run(&plan, &command, &Stop::on_signals()?)?;
     output::print(&report, &plan.output, &mut out)?;
+    if let Some(problem) = report.problem.as_ref().filter(|_| plan.output.is_for_programs()) {
+        writeln!(io::stderr(), "kaeru-bench: the rest was not measured: {problem}")?;
+    }
     Ok(match (report.interrupted, report.is_clean()) {
         (true, _) => ExitCode::from(INTERRUPTED),
         (false, true) => ExitCode::SUCCESS,

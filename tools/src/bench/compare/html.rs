@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Comparison, Verdicts, is_alike};
+use super::{ADVICE, Comparison, Verdicts, is_alike};
 use crate::bench::report::Report;
 use crate::bench::report::html::figure;
 use crate::bench::report::html::parts::page_of;
@@ -43,6 +43,7 @@ pub(super) fn page(comparison: &Comparison, reports: &[Report]) -> String {
     for alone in &comparison.alone {
         let _ = write!(body, "<p class=\"none\">Not compared: {}</p>", escape(alone));
     }
+    let _ = write!(body, "<p>{}</p>", escape(ADVICE));
     page_of(&format!("Comparison of {title}"), &body, &escape(&comparison.cautions.join("; ")))
 }
 

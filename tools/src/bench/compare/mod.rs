@@ -18,6 +18,10 @@ use super::report::Report;
 use super::report::json::{ReadError, read};
 use super::units::{micros_f64, rate};
 
+/// What no figure can tell.
+pub const ADVICE: &str = "A verdict says that reports differ, not why: other load, heat and clocks count as well. Measure in \
+    turn, A B A B, and with --repeat 5.";
+
 /// What JSON of this kind calls itself.
 pub const SCHEMA: &str = "kaeru-bench-compare/1";
 
@@ -283,14 +287,14 @@ impl Pair<'_> {
         let by = percent.map_or_else(String::new, |percent| format!(" ({percent:+.1} %)"));
         let values = format!("{} instead of {}{by}", shown(after), shown(before));
         let word = match (of, outcome) {
-            ("latency", Verdicts::Better) => "faster",
-            ("latency", _) => "slower",
-            (_, Verdicts::Better) => "more",
-            _ => "less",
+            ("latency", Verdicts::Better) => "is faster than",
+            ("latency", _) => "is slower than",
+            (_, Verdicts::Better) => "does more than",
+            _ => "does less than",
         };
         let text = match outcome {
             Verdicts::Better | Verdicts::Worse => {
-                format!("{second} is {word} than {first}: {values}; {}", chance(self.runs))
+                format!("{second} {word} {first}: {values}; {}", chance(self.runs))
             }
             Verdicts::Alike => {
                 format!(

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::{Comparison, Verdicts};
+use super::{ADVICE, Comparison, Verdicts};
 use crate::bench::report::text::{columns, paragraph};
 use crate::bench::units::{micros_f64, rate};
 
@@ -46,9 +46,8 @@ pub(super) fn print(comparison: &Comparison, out: &mut dyn Write) -> io::Result<
     if comparison.rows.is_empty() {
         writeln!(out, "the reports have no load in common")?;
     }
-    if !comparison.alone.is_empty() {
-        writeln!(out)?;
-    }
     comparison.alone.iter().try_for_each(|text| paragraph(out, "", 0, &format!("not compared: {text}")))?;
+    writeln!(out)?;
+    paragraph(out, "", 0, ADVICE)?;
     out.flush()
 }

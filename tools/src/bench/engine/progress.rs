@@ -21,7 +21,7 @@ pub(super) struct Progress {
 impl Progress {
     pub(super) fn new(title: &str, load: &Load) -> Self {
         let line = ProgressBar::new(1000).with_message(format!("{title}, warming up"));
-        if let Ok(style) = ProgressStyle::with_template("{bar:20} {percent:>3} %  {msg}") {
+        if let Ok(style) = ProgressStyle::with_template("{bar:20} {percent:>3} %  {wide_msg}") {
             line.set_style(style);
         }
         Self { line, title: title.to_owned(), limit: load.limit, drawn: Instant::now() }

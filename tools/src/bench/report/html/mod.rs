@@ -65,12 +65,15 @@ fn latency_plots(report: &Report) -> String {
     if out.is_empty() { out } else { format!("<h2>Latency</h2><div class=\"plots\">{out}</div>") }
 }
 
+/// What a plot shows of a result.
+type FigureOf = fn(&Measured) -> Option<f64>;
+
 fn sweep_plots(report: &Report) -> String {
     let warning = report.warning();
     let mut out = String::new();
     for op in Op::ALL {
         let of_op: Vec<&Measured> = report.results.iter().filter(|result| result.operation == op).collect();
-        let wanted: [(&str, &str, &str, fn(&Measured) -> Option<f64>); 4] = [
+        let wanted: [(&str, &str, &str, FigureOf); 4] = [
             ("bytes", "Bytes a second", "MB/s", |result| Some(result.all.bytes_per_second / 1e6)),
             ("iops", "Operations a second", "IOPS", |result| Some(result.all.iops)),
             ("p50", "Median latency", "µs", |result| result.all.latency_us.p50),

@@ -9,7 +9,7 @@ use super::text::escape;
 const WIDTH: f64 = 480.0;
 const HEIGHT: f64 = 300.0;
 const LEFT: f64 = 54.0;
-const RIGHT: f64 = 14.0;
+const RIGHT: f64 = 22.0;
 const TOP: f64 = 26.0;
 const BOTTOM: f64 = 44.0;
 
@@ -48,7 +48,7 @@ impl Axis {
         let all: Vec<f64> =
             (-4..14).flat_map(|power| steps.iter().map(move |step| step * 10f64.powi(power))).collect();
         // Down to the next tick, unless that leaves much of the plot empty.
-        let below = all.iter().copied().filter(|tick| *tick <= low).next_back().unwrap_or(low);
+        let below = all.iter().copied().rfind(|tick| *tick <= low).unwrap_or(low);
         let above = all.iter().copied().find(|tick| *tick >= high).unwrap_or(high);
         let room = (above / below).log10() * 0.12;
         let low = if (low / below).log10() > room { low * 0.97 } else { below };
