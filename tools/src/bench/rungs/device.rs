@@ -180,11 +180,16 @@ impl Lane for Deep {
     }
 
     fn reap(&mut self, done: &mut Vec<Done>, until: Instant) -> Result<(), Dead> {
-        let left = until.saturating_duration_since(Instant::now()).max(Duration::from_micros(1));
-        self.0.enter(left).map_err(|error| Dead(format!("the ring failed: {error}")))?;
+        let mut next = self.0.reap();
+        if next.is_none() {
+            let left = until.saturating_duration_since(Instant::now()).max(Duration::from_micros(1));
+            self.0.wait(left).map_err(|error| Dead(format!("the ring failed: {error}")))?;
+            next = self.0.reap();
+        }
         let (at, length) = (Instant::now(), self.0.block());
-        while let Some((tag, moved)) = self.0.reap() {
+        while let Some((tag, moved)) = next {
             done.push(Done { tag, at, failed: failure(moved, length), stamp: Stamp::default() });
+            next = self.0.reap();
         }
         Ok(())
     }

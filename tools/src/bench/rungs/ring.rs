@@ -53,7 +53,7 @@ impl Ring {
         }
     }
 
-    /// Takes an operation; [`Self::enter`] tells the kernel. Whether there was room.
+    /// Takes an operation and tells the kernel of it at once, as fio does. Whether there was room.
     pub(super) fn push(&mut self, write: bool, offset: u64, tag: u32) -> bool {
         let Some(in_kernel) = self.in_kernel.get_mut(tag as usize).filter(|in_kernel| !**in_kernel) else {
             return false;
@@ -69,11 +69,13 @@ impl Ring {
         // given everything back; see `drop`.
         let pushed = unsafe { self.ring.submission().push(&entry.user_data(tag.into())) }.is_ok();
         *in_kernel = pushed;
+        // What the kernel does not take now goes with the next call.
+        let _ = self.ring.submit();
         pushed
     }
 
-    /// Tells the kernel of what is new and waits for something to reap, up to `patience`.
-    pub(super) fn enter(&mut self, patience: Duration) -> io::Result<()> {
+    /// Waits for something to reap, up to `patience`.
+    pub(super) fn wait(&mut self, patience: Duration) -> io::Result<()> {
         let timeout = Timespec::new().sec(patience.as_secs()).nsec(patience.subsec_nanos());
         let args = SubmitArgs::new().timespec(&timeout);
         match self.ring.submitter().submit_with_args(1, &args) {
@@ -106,7 +108,7 @@ impl Drop for Ring {
         let deadline = Instant::now() + CLOSING;
         while self.in_kernel.contains(&true) {
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.enter(left).is_err() {
+            if left.is_zero() || self.wait(left).is_err() {
                 return;
             }
             while self.reap().is_some() {}
