@@ -22,7 +22,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 #[cfg(feature = "verbs")]
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kaeru_common::error::Status;
 use kaeru_common::fabric::FabricKind;
@@ -42,6 +42,8 @@ use crate::lane::Tokens;
 use crate::status::Overview;
 use crate::store::{MemoryLimits, Null, OpenError, Ram, RamError, Staged, Store};
 
+/// How long a port may stay busy at the start.
+const PORT_PATIENCE: Duration = Duration::from_secs(1);
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 1024;
 
@@ -166,7 +168,14 @@ impl Server {
         let socket = if config.listen.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }
             .map_err(failed)?;
         socket.set_reuseaddr(true).map_err(failed)?;
-        socket.bind(config.listen).map_err(failed)?;
+        // One that was killed a moment ago may not have given the port back yet.
+        let deadline = Instant::now() + PORT_PATIENCE;
+        while let Err(error) = socket.bind(config.listen) {
+            if error.kind() != io::ErrorKind::AddrInUse || Instant::now() >= deadline {
+                return Err(failed(error));
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
         let address = socket.local_addr().map_err(failed)?;
         let verbs = fabrics::verbs(config, address).map_err(StartError::Fabric)?;
         let mut exports = Exports::new();

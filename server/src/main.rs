@@ -9,6 +9,9 @@ use kaeru_server::args::Args;
 use kaeru_server::config::Config;
 use tokio::signal::unix::{SignalKind, signal};
 
+/// The signal for a file that would grow beyond the limit, of `signal(7)`: the same on all of Linux but MIPS.
+const SIGXFSZ: i32 = 25;
+
 fn main() -> ExitCode {
     let args = Args::parse();
     if let Some(shell) = args.completions {
@@ -23,7 +26,7 @@ fn main() -> ExitCode {
     }
     kaeru_common::logging::start(args.verbose);
     match args.into_config() {
-        Ok(config) => exit(serve(&config), 1),
+        Ok(config) => exit(run(&config), 1),
         Err(error) => exit(Err(error.into()), 2),
     }
 }
@@ -38,8 +41,16 @@ fn exit(result: Result<(), Box<dyn std::error::Error>>, code: u8) -> ExitCode {
     }
 }
 
-#[tokio::main]
+fn run(config: &Config) -> Result<(), Box<dyn std::error::Error>> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|error| {
+        format!("cannot start: {error}; if the limit of open files is the cause (ulimit -n), raise it")
+    })?;
+    runtime.block_on(serve(config))
+}
+
 async fn serve(config: &Config) -> Result<(), Box<dyn std::error::Error>> {
+    // A file beyond the limit of this process (ulimit -f) is an error of one write, and not the end of all exports.
+    let _too_large = signal(SignalKind::from_raw(SIGXFSZ))?;
     let server = Server::bind(config).await?;
     let overview = server.overview();
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);

@@ -314,3 +314,20 @@ fn a_reader_s_lane_modifies_nothing() {
     });
     assert!(fs::read(folder.path().join("export.img")).unwrap().iter().all(|&byte| byte == 0));
 }
+
+#[test]
+fn a_limit_on_the_size_of_files_is_an_error_of_one_write() {
+    let folder = disk_folder();
+    let path = folder.path().join("limited.img");
+    fs::File::create(&path).unwrap().set_len(4 * MIB).unwrap();
+    let mut command = std::process::Command::new("bash");
+    command.args(["-c", "ulimit -f 1024; exec \"$0\" \"$@\""]).arg(crate::harness::process::binary("kaerud"));
+    let file = format!("scratch={},direct=off", path.display());
+    let mut server = Server::started_by(command, &["--file", &file]);
+    let nbd = Nbd::unix(&server, "scratch");
+    let mut raw = Raw::attach(&nbd);
+    raw.write(0, &[1; 4096]).unwrap();
+    raw.write(3 * MIB, &[1; 4096]).unwrap_err();
+    assert_eq!(raw.read(0, 4096).unwrap(), [1; 4096]);
+    assert!(server.process.is_alive());
+}

@@ -40,7 +40,16 @@ impl Server {
 
     /// As [`Self::start`], at this address.
     pub(crate) fn start_at(listen: &str, flags: &[&str]) -> Self {
-        let mut command = kaerud(flags);
+        Self::launch(kaerud(flags), listen)
+    }
+
+    /// As [`Self::start`], by a command that takes the flags and becomes the server.
+    pub(crate) fn started_by(mut command: Command, flags: &[&str]) -> Self {
+        command.args(flags).env_remove("KAERU_LOG");
+        Self::launch(command, "127.0.0.1:0")
+    }
+
+    fn launch(mut command: Command, listen: &str) -> Self {
         command.args(["--listen", listen, "--no-lock"]);
         let mut process = Process::start("kaerud", command);
         let address = process.wait_for_line("where it listens", |line| {

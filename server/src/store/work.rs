@@ -93,9 +93,9 @@ impl Piece {
         (self.wanted.offset() - self.blocks.offset()) as usize
     }
 
-    /// Whether nothing was done for it yet.
-    fn is_new(self) -> bool {
-        self.written == 0 && (self.read == 0 || self.blocks == self.wanted)
+    /// Whether nothing of it was written yet.
+    fn is_unwritten(self) -> bool {
+        self.written == 0
     }
 }
 
@@ -210,8 +210,11 @@ impl Work {
 
     fn next_transfer(&mut self, backing: &Backing) -> Option<Op> {
         let rest = self.rest();
+        let durable = matches!(self.job.action, Action::Write { durable: true });
         if rest.length() == 0 {
-            return None;
+            // In the page cache, a durable write of the kernel's would also report that *earlier* writes were lost, and as
+            // the same ENOSPC that a write without room gets. So the two are asked apart.
+            return (durable && !backing.is_direct() && !self.synced).then_some(Op::Sync);
         }
         let align = u64::from(backing.align);
         if around(self.job.range, align) != self.job.range {
@@ -219,18 +222,21 @@ impl Work {
         }
         let place = Place::Slot((self.at - self.job.range.offset()) as u32);
         Some(match self.job.action {
-            Action::Write { durable } => Op::Write { from: place, range: rest, durable },
+            Action::Write { .. } => {
+                Op::Write { from: place, range: rest, durable: durable && backing.is_direct() }
+            }
             _ => Op::Read { into: place, range: rest },
         })
     }
 
     /// Gives a new piece its bounce buffer, and the buffer of a piece that is written whole its bytes.
     fn provide(&mut self, bounces: &mut Bounces) -> Result<(), Status> {
-        let Some(piece) = self.piece.filter(|piece| piece.is_new()) else { return Ok(()) };
+        let Some(piece) = self.piece.filter(|piece| piece.is_unwritten()) else { return Ok(()) };
         if self.bounce.is_none() {
             self.bounce = Some(bounces.take().ok_or(Status::NoResources)?);
         }
-        if piece.read > 0 {
+        // What is read must stay as it was read, however many steps that takes.
+        if piece.blocks == piece.wanted && self.job.action != Action::Read {
             self.patch(piece);
         }
         Ok(())

@@ -276,12 +276,13 @@ mod tests {
     }
 
     #[test]
-    fn ticks_are_round_and_hold_all_values() {
-        assert_eq!(texts(&Axis::log("", [3.0, 45.0].into_iter())), ["2", "5", "10", "20", "50"]);
-        assert_eq!(
-            texts(&Axis::log("", [0.09, 12_000.0].into_iter())),
-            ["0.01", "0.1", "1", "10", "100", "1000", "10k", "100k"]
-        );
+    fn ticks_are_round_and_all_values_have_a_place() {
+        assert_eq!(texts(&Axis::log("", [2.2, 45.0].into_iter())), ["2", "5", "10", "20", "50"]);
+        // Where the next tick is far, the plot ends at the value.
+        assert_eq!(texts(&Axis::log("", [3.0, 45.0].into_iter())), ["5", "10", "20", "50"]);
+        let wide = Axis::log("", [0.09, 12_000.0].into_iter());
+        assert_eq!(texts(&wide), ["0.1", "1", "10", "100", "1000", "10k"]);
+        assert!(wide.place(0.09) > 0.0 && wide.place(12_000.0) < 1.0);
         assert_eq!(texts(&Axis::linear("", 0.9)), ["0", "0.25", "0.5", "0.75", "1"]);
         assert_eq!(texts(&Axis::linear("", 123_000.0)), ["0", "50k", "100k", "150k"]);
         assert_eq!(texts(&Axis::percentiles("", 20_000)), ["0", "50", "90", "99", "99.9", "99.99"]);
