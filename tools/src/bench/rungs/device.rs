@@ -186,10 +186,11 @@ impl Lane for Deep {
             self.0.wait(left).map_err(|error| Dead(format!("the ring failed: {error}")))?;
             next = self.0.reap();
         }
-        let (at, length) = (Instant::now(), self.0.block());
-        while let Some((tag, moved)) = next {
-            done.push(Done { tag, at, failed: failure(moved, length), stamp: Stamp::default() });
-            next = self.0.reap();
+        // One at a time, as fio does: its place is filled again before the next one is looked at, so that there are always
+        // as many under way as were asked for.
+        if let Some((tag, moved)) = next {
+            let failed = failure(moved, self.0.block());
+            done.push(Done { tag, at: Instant::now(), failed, stamp: Stamp::default() });
         }
         Ok(())
     }
