@@ -41,7 +41,10 @@ fn run(args: Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
         Command::Bench(passed) => return hand_over("kaeru-bench", &passed),
         Command::Doctor(passed) => return hand_over("kaeru-doctor", &passed),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Args::command(), "kaeru", &mut out)
+            // In memory first: it panics where its reader goes away.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Args::command(), "kaeru", &mut script);
+            out.write_all(&script)?;
         }
         Command::Man => clap_mangen::Man::new(Args::command()).render(&mut out)?,
         Command::Attach(wanted) => attach::run(&wanted, &mut out)?,

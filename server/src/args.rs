@@ -83,7 +83,7 @@ OPTIONs of --file and --disk, after commas:
   create=SIZE           create the file if there is none (--file only); it takes no room yet
   reserve               with create: take all of the room now
   block=BYTES           the logical block, 512 (or the disk's own) unless given; 4096 is the usual other
-  direct=auto|on|off    go around the page cache: where it is possible, or not at all, or never
+  direct=auto|on|off    go around the page cache: where possible, or always or not start, or never
   engine=auto|uring|file
                         io_uring where the kernel allows it, or only that, or plain system calls
   force                 as --force

@@ -21,7 +21,6 @@ pub mod store;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-#[cfg(feature = "verbs")]
 use std::time::{Duration, Instant};
 
 use kaeru_common::error::Status;

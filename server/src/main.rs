@@ -15,8 +15,10 @@ const SIGXFSZ: i32 = 25;
 fn main() -> ExitCode {
     let args = Args::parse();
     if let Some(shell) = args.completions {
-        clap_complete::generate(shell, &mut Args::command(), "kaerud", &mut std::io::stdout());
-        return ExitCode::SUCCESS;
+        // In memory first: it panics where its reader goes away.
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut Args::command(), "kaerud", &mut script);
+        return exit(std::io::stdout().write_all(&script).map_err(Into::into), 1);
     }
     if args.man {
         return exit(

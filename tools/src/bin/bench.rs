@@ -28,7 +28,10 @@ fn main() -> ExitCode {
 fn run(args: Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let mut out = io::stdout();
     if let Some(shell) = args.completions {
-        clap_complete::generate(shell, &mut Args::command(), "kaeru-bench", &mut out);
+        // In memory first: it panics where its reader goes away.
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut Args::command(), "kaeru-bench", &mut script);
+        out.write_all(&script)?;
     } else if args.man {
         clap_mangen::Man::new(Args::command()).render(&mut out)?;
     }

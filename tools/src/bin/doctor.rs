@@ -23,7 +23,10 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> io::Result<ExitCode> {
     let mut out = io::stdout();
     if let Some(shell) = args.completions {
-        clap_complete::generate(shell, &mut Args::command(), "kaeru-doctor", &mut out);
+        // In memory first: it panics where its reader goes away.
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut Args::command(), "kaeru-doctor", &mut script);
+        out.write_all(&script)?;
     } else if args.man {
         clap_mangen::Man::new(Args::command()).render(&mut out)?;
     } else {
