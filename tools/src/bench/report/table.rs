@@ -125,8 +125,8 @@ fn latencies(report: &Report, out: &mut dyn Write) -> io::Result<()> {
             out,
             "half:",
             6,
-            "half a round trip, as ib_write_lat prints; it halves a write there and one back, \
-            this halves a write and its acknowledgement",
+            "half a round trip, to be held against ib_write_lat. It halves a write there and one back, \
+            this halves a write and its acknowledgement: near, where the wire takes most of the time",
         )?;
     }
     if report.has_rate() {
