@@ -7,6 +7,7 @@ use clap::{CommandFactory, Parser};
 use kaeru_client::args::{Args, Command, Passed};
 use kaeru_client::nbd::kernel;
 use kaeru_client::{attach, list, manage, serve};
+use kaeru_common::manual;
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -46,7 +47,7 @@ fn run(args: Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
             clap_complete::generate(shell, &mut Args::command(), "kaeru", &mut script);
             out.write_all(&script)?;
         }
-        Command::Man => clap_mangen::Man::new(Args::command()).render(&mut out)?,
+        Command::Man => manual::print(Args::command(), &mut out)?,
         Command::Attach(wanted) => attach::run(&wanted, &mut out)?,
         Command::Detach(wanted) => manage::detach(&wanted, &mut out)?,
         Command::Status(wanted) => manage::status(&wanted, &mut out)?,

@@ -11,10 +11,12 @@
 //! - Unsafe code has two homes here, `fabric::buffer` and `fabric::verbs`; everything else is denied it.
 
 pub mod codec;
+pub mod cpu;
 pub mod error;
 pub mod fabric;
 pub mod host;
 pub mod logging;
+pub mod manual;
 pub mod metrics;
 pub mod session;
 pub mod units;

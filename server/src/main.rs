@@ -4,6 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
+use kaeru_common::manual;
 use kaeru_server::Server;
 use kaeru_server::args::Args;
 use kaeru_server::config::Config;
@@ -21,10 +22,7 @@ fn main() -> ExitCode {
         return exit(std::io::stdout().write_all(&script).map_err(Into::into), 1);
     }
     if args.man {
-        return exit(
-            clap_mangen::Man::new(Args::command()).render(&mut std::io::stdout()).map_err(Into::into),
-            1,
-        );
+        return exit(manual::print(Args::command(), &mut std::io::stdout()).map_err(Into::into), 1);
     }
     kaeru_common::logging::start(args.verbose);
     match args.into_config() {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::BytesMut;
+use kaeru_common::cpu;
 use kaeru_common::error::Status;
 use kaeru_common::fabric::FabricKind;
 use kaeru_common::host::Host;
@@ -163,7 +164,8 @@ impl Session {
 
     fn list(&self) -> Exports {
         let exports = self.shared.exports.values().map(|export| export.info()).collect();
-        Exports { exports: bounded(exports) }
+        let cpu_us = u64::try_from(cpu::process().as_micros()).unwrap_or(u64::MAX);
+        Exports { exports: bounded(exports), cpu_us }
     }
 
     async fn attach(&mut self, wanted: Attach) -> Result<Granted, Refusal> {

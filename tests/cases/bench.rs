@@ -168,6 +168,24 @@ fn a_socket_of_somebody_else_is_measured_and_labelled() {
     assert!(found["labels"].to_string().contains("loopback"), "{found:#}");
 }
 
+/// Against the kernel's count of the same process, which goes by hundredths of a second and includes the attaching.
+#[test]
+fn the_server_tells_the_processor_time_that_it_used() {
+    let server = Server::start(&["--ram", "scratch=16M"]);
+    let target = server.export("scratch");
+    let before = server.process.ticks();
+    let load =
+        ["--rung", "ram,remote", "--depth", "16", "--count", "60000", "--repeat", "1", "--warm-up", "0"];
+    let found = report(&args(&["run", &target], &load));
+    let counted = (server.process.ticks() - before) as f64 / 100.0;
+    let told = result(&found, "remote", "read")["all"]["server_cpu_seconds"].as_f64().unwrap();
+    assert!(told > 0.02 && (counted - told).abs() < 0.05 + counted / 10.0, "{told} s of {counted} s");
+    assert!(
+        result(&found, "ram", "read")["all"]["server_cpu_seconds"].is_null(),
+        "no server has a part in it"
+    );
+}
+
 #[test]
 fn a_disk_is_compared_with_in_a_file_of_its_own() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

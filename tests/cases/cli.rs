@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::harness::bench::run_bench;
 use crate::harness::client::{Nbd, kaeru, run_kaeru};
 use crate::harness::nbd::Raw;
 use crate::harness::process::{eventually, run, scratch};
@@ -26,6 +27,19 @@ fn help_version_manual_and_completions_succeed() {
     {
         let said = run_kaeru(arguments).success();
         assert!(said.contains("kaeru"), "{arguments:?}: {said}");
+    }
+}
+
+/// The page is all that `man` shows, so the options of the commands are on it.
+#[test]
+fn the_manual_has_the_options_of_every_command() {
+    let page = run_kaeru(&["man"]).success();
+    for part in ["kaeru attach", "kaeru nbd", "\\-\\-steal", "\\-\\-socket", "KAERU_RUNTIME_DIR"] {
+        assert!(page.contains(part), "{part} is not in {page}");
+    }
+    let page = run_bench(&["--man"]).success();
+    for part in ["\\-\\-stages", "\\-\\-sizes", "kaeru-bench compare", "OVERWRITES"] {
+        assert!(page.contains(part), "{part} is not in {page}");
     }
 }
 

@@ -106,6 +106,8 @@ record! {
     pub struct Exports {
         /// The exports.
         pub exports: BoundedList<ExportInfo, MAX_EXPORTS>,
+        /// Processor time that the server has used since it began, in microseconds, in the kernel and outside.
+        pub cpu_us: u64,
     }
 }
 

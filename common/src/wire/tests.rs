@@ -169,18 +169,18 @@ fn golden() -> Vec<(Message, &'static str)> {
         ),
         (Message::List(Empty), "00000000 0003"),
         (
-            Message::Exports(Exports { exports: list(vec![export()]) }),
-            "0000002a 0004  0001  0007 73637261746368 01 0000000000000400 00 00000200 00001000 01 0000 \
-             01 0004 74616d61 00 0000",
+            Message::Exports(Exports { exports: list(vec![export()]), cpu_us: 0x1234 }),
+            "00000032 0004  0001  0007 73637261746368 01 0000000000000400 00 00000200 00001000 01 0000 \
+             01 0004 74616d61 00 0000  0000000000001234",
         ),
         (
-            Message::Exports(Exports { exports: list(vec![busy()]) }),
-            "0000009a 0004  0001  0007 73637261746368 02 0000000000000400 00 00000200 00001000 01 0000 \
+            Message::Exports(Exports { exports: list(vec![busy()]), cpu_us: 0 }),
+            "000000a2 0004  0001  0007 73637261746368 02 0000000000000400 00 00000200 00001000 01 0000 \
              01 0004 74616d61 \
              01 0001 0000000000000002 0000000000000003 0000000000000004 0000000000000005 0000000000000006 \
              0000000000000007 0000000000000008 01 0000000000000009 \
              01 0000000000000001 0000000000000002 0000000000000002 0000000000000003 0000000100000000 \
-             0004 66756c6c",
+             0004 66756c6c  0000000000000000",
         ),
         (Message::Attach(attach(None)), "0000000c 0005  0007 73637261746368 01 00 00"),
         (
@@ -317,12 +317,15 @@ fn a_grant_without_paths_or_with_odd_null_regions_is_refused() {
 fn sizes_and_times_keep_their_limits() {
     for size in [0, 100, 513] {
         let exports = list(vec![ExportInfo { size, ..export() }]);
-        assert_eq!(what_is_wrong(&Message::Exports(Exports { exports })), "the size of an export");
+        assert_eq!(what_is_wrong(&Message::Exports(Exports { exports, cpu_us: 0 })), "the size of an export");
     }
     let latency = LatencySummary { p50_ns: 2, p90_ns: 1, p99_ns: 3, p999_ns: 3, max_ns: 3 };
     let activity = Some(Activity { latency: Some(latency), ..Activity::default() });
     let exports = list(vec![ExportInfo { activity, ..export() }]);
-    assert_eq!(what_is_wrong(&Message::Exports(Exports { exports })), "the latencies of an export");
+    assert_eq!(
+        what_is_wrong(&Message::Exports(Exports { exports, cpu_us: 0 })),
+        "the latencies of an export"
+    );
     for (least, preferred) in [(0, 4096), (3, 4096), (1 << 17, 1 << 17), (512, 256), (512, 0), (512, 1 << 26)]
     {
         assert!(BlockSizes { least, preferred }.check().is_err(), "{least} {preferred}");
@@ -367,7 +370,7 @@ fn the_longest_grant_and_list_fit_their_frames() {
     let long = Text::clipped(&"x".repeat(999));
     let (description, writer, trouble) = (long.clone(), Some(long.clone()), long);
     let widest = ExportInfo { name, description, writer, trouble, ..busy() };
-    let message = Message::Exports(Exports { exports: list(vec![widest; MAX_EXPORTS]) });
+    let message = Message::Exports(Exports { exports: list(vec![widest; MAX_EXPORTS]), cpu_us: u64::MAX });
     assert_eq!(frame(&message).len() - HEADER_BYTES, Exports::MAX_BYTES);
     assert_eq!(decode(&frame(&message)), Ok(message));
 }
@@ -582,7 +585,8 @@ fn any_message() -> impl Strategy<Value = Message> {
     prop_oneof![
         any_hello().prop_map(Message::Hello),
         any_welcome().prop_map(Message::Welcome),
-        vec(info(), 0..20).prop_map(|exports| Message::Exports(Exports { exports: list(exports) })),
+        (vec(info(), 0..20), any::<u64>())
+            .prop_map(|(exports, cpu_us)| Message::Exports(Exports { exports: list(exports), cpu_us })),
         attach.prop_map(Message::Attach),
         any_granted().prop_map(Message::Granted),
         (any::<u8>(), fabric()).prop_map(|(path, fabric)| Message::OpenLane(OpenLane { path, fabric })),

@@ -124,7 +124,7 @@ pub struct Measure {
     #[arg(long, value_name = "PER-SECOND", value_parser = parse_positive)]
     pub rate: Option<f64>,
     /// Measure each figure for this many seconds, all runs together [default: 3; sweep: 1]
-    #[arg(long, value_name = "N", conflicts_with = "count", value_parser = parse_positive)]
+    #[arg(long, aliases = ["runtime", "time", "duration"], value_name = "N", conflicts_with = "count", value_parser = parse_seconds)]
     pub seconds: Option<f64>,
     /// Measure this many operations for each figure, all runs together
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -257,6 +257,14 @@ fn parse_block(text: &str) -> Result<u32, String> {
         .ok_or_else(|| format!("a block has 1 byte to {}", Size(MAX_REQUEST.into())))
 }
 
+/// Seconds, or a time with its unit: `3`, `0.5`, `3s`, `500ms`.
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    match parse_time(text) {
+        Ok(time) => parse_positive(&time.as_secs_f64().to_string()),
+        Err(_) => parse_positive(text),
+    }
+}
+
 fn parse_positive(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|_| format!("\"{text}\" is no number"))?;
     if number.is_finite() && number > 0.0 && number < 1e9 {
@@ -287,6 +295,15 @@ mod tests {
         }
         for text in ["0", "-1", "inf", "NaN", "x"] {
             assert!(parse_positive(text).is_err(), "{text}");
+            assert!(parse_seconds(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn seconds_need_no_unit_and_may_have_one() {
+        for (text, seconds) in [("3", 3.0), ("0.5", 0.5), ("3s", 3.0), ("500ms", 0.5), ("2min", 120.0)] {
+            assert_eq!(parse_seconds(text), Ok(seconds), "{text}");
+        }
+        assert!(parse_seconds("0s").is_err());
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::cpu::Cpu;
 use super::engine::{Kind, Outcome};
 use super::rungs::RungName;
 use super::samples::Samples;
@@ -109,8 +110,10 @@ pub struct Figures {
     pub client_cpu_seconds: f64,
     /// The same in per cent of one processor.
     pub client_cpu_percent: Option<f64>,
-    /// Processor time of the server; absent where it does not tell.
+    /// Processor time of the server, by its own count and for all of its clients; absent where it does not tell.
     pub server_cpu_seconds: Option<f64>,
+    /// The same in per cent of one processor.
+    pub server_cpu_percent: Option<f64>,
     /// Full round trips; with a rate, from when each operation was due.
     pub latency_us: Latency,
 }
@@ -122,9 +125,10 @@ impl Figures {
         errors: u64,
         block: u32,
         elapsed: Duration,
-        cpu: Duration,
+        cpu: Cpu,
         retries: Option<u64>,
     ) -> Self {
+        let percent = |cpu: Duration, seconds: f64| round(100.0 * cpu.as_secs_f64() / seconds, 10.0);
         let seconds = elapsed.as_secs_f64();
         let iops = if seconds > 0.0 { samples.count() as f64 / seconds } else { 0.0 };
         Self {
@@ -134,16 +138,12 @@ impl Figures {
             seconds,
             iops: round(iops, 1e3),
             bytes_per_second: round(iops * f64::from(block), 10.0),
-            client_cpu_seconds: cpu.as_secs_f64(),
-            client_cpu_percent: (seconds > 0.0).then(|| round(100.0 * cpu.as_secs_f64() / seconds, 10.0)),
-            server_cpu_seconds: None,
+            client_cpu_seconds: cpu.client.as_secs_f64(),
+            client_cpu_percent: (seconds > 0.0).then(|| percent(cpu.client, seconds)),
+            server_cpu_seconds: cpu.server.map(|cpu| cpu.as_secs_f64()),
+            server_cpu_percent: cpu.server.filter(|_| seconds > 0.0).map(|cpu| percent(cpu, seconds)),
             latency_us: Latency::of(samples),
         }
-    }
-
-    /// Processors that the server kept busy, in per cent of one.
-    pub fn server_cpu_percent(&self) -> Option<f64> {
-        self.server_cpu_seconds.filter(|_| self.seconds > 0.0).map(|cpu| 100.0 * cpu / self.seconds)
     }
 }
 
@@ -246,7 +246,8 @@ pub struct Gathered {
     place: Place,
     kinds: Vec<(Kind, Vec<Figures>)>,
     elapsed: Duration,
-    cpu: Duration,
+    /// None before the first run.
+    cpu: Option<Cpu>,
     retries: Option<u64>,
     first_error: Option<String>,
 }
@@ -254,15 +255,24 @@ pub struct Gathered {
 impl Gathered {
     /// Nothing yet.
     pub fn new(place: Place) -> Self {
-        let (elapsed, cpu) = (Duration::ZERO, Duration::ZERO);
-        Self { place, kinds: Vec::new(), elapsed, cpu, retries: None, first_error: None }
+        Self {
+            place,
+            kinds: Vec::new(),
+            elapsed: Duration::ZERO,
+            cpu: None,
+            retries: None,
+            first_error: None,
+        }
     }
 
     /// Adds a run.
     pub fn add(&mut self, outcome: Outcome, retries: Option<u64>) {
         let Outcome { kinds, first_error, elapsed, cpu, .. } = outcome;
         self.elapsed += elapsed;
-        self.cpu += cpu;
+        match &mut self.cpu {
+            None => self.cpu = Some(cpu),
+            Some(sum) => *sum += cpu,
+        }
         if let Some(retries) = retries {
             *self.retries.get_or_insert(0) += retries;
         }
@@ -293,7 +303,8 @@ impl Gathered {
 
     fn of_kind(&self, kind: &Kind, runs: &[Figures]) -> Measured {
         let Place { rung, mixed_reads_percent, pattern, block, depth, lanes, rate } = self.place;
-        let all = Figures::of(&kind.samples, kind.errors, block, self.elapsed, self.cpu, self.retries);
+        let cpu = self.cpu.unwrap_or_default();
+        let all = Figures::of(&kind.samples, kind.errors, block, self.elapsed, cpu, self.retries);
         let halves = rung == RungName::Fabric && kind.op == Op::Write && depth == 1 && rate.is_none();
         Measured {
             rung,

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use kaeru_client::nbd::lane::Spin;
 use kaeru_client::session::{AttachOptions, Session, describe};
 use kaeru_client::target::{Server, Target};
+use kaeru_common::fabric::FabricKind;
 use kaeru_common::host::Host;
 
 use super::engine::{EngineError, Load, measure};
@@ -16,7 +17,7 @@ use super::machine::Machine;
 use super::plan::{Plan, Point};
 use super::report::{Report, SCHEMA};
 use super::retries;
-use super::route::{DEVICES, Way};
+use super::route::Way;
 use super::rungs::device::DeviceRung;
 use super::rungs::fabric::FabricRung;
 use super::rungs::ram::RamRung;
@@ -53,7 +54,7 @@ pub enum BenchError {
 /// [`BenchError`]; a failed operation is none, the report counts it.
 pub fn run(plan: &Plan, command: &str, stop: &Stop) -> Result<Report, BenchError> {
     let server = plan.server_machine.as_deref().map(read_machine).transpose()?;
-    let mut ladder = Ladder { plan, stop, report: empty(plan, command, server) };
+    let mut ladder = Ladder { plan, stop, report: empty(plan, command, server), reached: None };
     match ladder.climb() {
         // What was measured is worth more than the reason why the rest was not.
         Err(error) if !ladder.report.results.is_empty() => ladder.report.problem = Some(error.to_string()),
@@ -112,6 +113,8 @@ struct Ladder<'a> {
     plan: &'a Plan,
     stop: &'a Stop,
     report: Report,
+    /// The server that the way leads to.
+    reached: Option<Server>,
 }
 
 impl Ladder<'_> {
@@ -227,6 +230,7 @@ impl Ladder<'_> {
     /// Notes the way to a server, both ends, and what they mean for the figures.
     fn go_by(&mut self, way: Option<(Way, Server)>) {
         let Some((way, server)) = way else { return };
+        self.reached = Some(server.clone());
         self.report.client = Machine::read(Path::new("/"), way.device.as_deref());
         let theirs = way.server_device.as_deref();
         if self.report.server.is_none() {
@@ -302,6 +306,7 @@ impl Ladder<'_> {
             rate: plan.rate,
         });
         let title = format!("{} {mix}, {}, depth {depth}", rung.name(), super::units::block(block));
+        let server = self.reached.clone().filter(|_| rung.name().is_on_the_way());
         let mut warm_up = plan.warm_up;
         for _ in 0..plan.repeat {
             if self.stop.is_asked() || lanes.len() < plan.lanes as usize {
@@ -318,7 +323,7 @@ impl Ladder<'_> {
                 stages: plan.stages,
             };
             let before = self.retries(rung.name());
-            let (outcome, left) = measure(lanes, &load, rung.size(), &title, self.stop)?;
+            let (outcome, left) = measure(lanes, &load, rung.size(), server.as_ref(), &title, self.stop)?;
             lanes = left;
             // It is warm by now.
             warm_up = Duration::ZERO;
@@ -332,9 +337,13 @@ impl Ladder<'_> {
         Ok(lanes)
     }
 
-    /// What the RDMA device has sent again so far.
+    /// What was sent again so far on the way to the server.
     fn retries(&self, rung: RungName) -> Option<u64> {
-        let device = self.report.route.as_ref().filter(|_| rung.is_on_the_way())?.device.as_ref()?;
-        retries::count(Path::new(DEVICES), device)
+        let way = self.report.route.as_ref().filter(|_| rung.is_on_the_way())?;
+        match &way.device {
+            Some(device) => retries::of_device(Path::new("/"), device),
+            None if way.fabric == FabricKind::Tcp.to_string() => retries::of_tcp(Path::new("/")),
+            None => None,
+        }
     }
 }

@@ -10,7 +10,7 @@ use kaeru_common::fabric::FabricKind;
 use serde::{Deserialize, Serialize};
 
 /// Where the kernel lists RDMA devices.
-pub const DEVICES: &str = "/sys/class/infiniband";
+const DEVICES: &str = "/sys/class/infiniband";
 
 /// The way to the server, for a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

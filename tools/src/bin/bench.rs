@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
+use kaeru_common::manual;
 use kaeru_tools::bench::args::{Args, Command};
 use kaeru_tools::bench::machine::Machine;
 use kaeru_tools::bench::plan::Plan;
@@ -33,7 +34,7 @@ fn run(args: Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
         clap_complete::generate(shell, &mut Args::command(), "kaeru-bench", &mut script);
         out.write_all(&script)?;
     } else if args.man {
-        clap_mangen::Man::new(Args::command()).render(&mut out)?;
+        manual::print(Args::command(), &mut out)?;
     }
     let Some(command) = args.command else { return Ok(ExitCode::SUCCESS) };
     match &command {

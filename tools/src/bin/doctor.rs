@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
+use kaeru_common::manual;
 use kaeru_tools::doctor;
 use kaeru_tools::doctor::args::Args;
 
@@ -28,7 +29,7 @@ fn run(args: &Args) -> io::Result<ExitCode> {
         clap_complete::generate(shell, &mut Args::command(), "kaeru-doctor", &mut script);
         out.write_all(&script)?;
     } else if args.man {
-        clap_mangen::Man::new(Args::command()).render(&mut out)?;
+        manual::print(Args::command(), &mut out)?;
     } else {
         return Ok(ExitCode::from(doctor::run(args, &mut out)?));
     }

@@ -215,7 +215,7 @@ impl Pair {
             (server::Event::DetachWanted, _) => self.server.detached(),
             (_, Owner::Refuses) => self.server.refuse(refusal()),
             (server::Event::ListWanted, _) => {
-                self.server.exports(Exports { exports: BoundedList::default() })
+                self.server.exports(Exports { exports: BoundedList::default(), cpu_us: 0 })
             }
             (server::Event::DescribeWanted, _) => self.server.describe(facts()),
             (server::Event::AttachWanted(_), _) => self.server.grant(granted()),

@@ -34,7 +34,7 @@ fn a_session_goes_from_hello_to_detached() {
 
     let [ClientEvent::Welcomed(welcome), rest @ ..] = &pair.client_events[..] else { panic!() };
     assert_eq!((welcome.version, welcome.server.as_str()), (1, "frog"));
-    let exports = Exports { exports: BoundedList::default() };
+    let exports = Exports { exports: BoundedList::default(), cpu_us: 0 };
     let expected = [
         ClientEvent::Listed(exports),
         ClientEvent::Described(facts()),
@@ -236,7 +236,7 @@ fn pipelining_is_bounded_even_where_the_client_reads_nothing() {
 #[test]
 fn a_client_takes_no_answer_that_it_did_not_ask_for() {
     let answers = [
-        Message::Exports(Exports { exports: BoundedList::default() }),
+        Message::Exports(Exports { exports: BoundedList::default(), cpu_us: 0 }),
         Message::Granted(granted()),
         Message::LaneToken(TICKET),
         Message::Detached(Empty),

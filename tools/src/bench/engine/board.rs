@@ -5,6 +5,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{Kind, Load, Outcome};
+use crate::bench::cpu::Cpu;
 use crate::bench::rungs::Done;
 use crate::bench::samples::Samples;
 use crate::bench::stages::Stages;
@@ -179,7 +180,7 @@ impl Board {
     }
 
     /// All sheets together.
-    pub(super) fn outcome(&self, cpu: Duration, is_broken: bool) -> Outcome {
+    pub(super) fn outcome(&self, cpu: Cpu, is_broken: bool) -> Outcome {
         let mut whole = self.empty.lock().unwrap_or_else(PoisonError::into_inner);
         for lane in 0..self.sheets.len() as u32 {
             whole.merge(&self.sheet(lane));

@@ -18,7 +18,9 @@ use std::time::{Duration, Instant};
 use self::board::Board;
 use self::lane::{Worker, run};
 use self::progress::Progress;
-use super::cpu;
+use kaeru_client::target::Server;
+
+use super::cpu::Cpu;
 use super::rungs::{Lane, PATIENCE};
 use super::samples::Samples;
 use super::stages::Stages;
@@ -84,13 +86,14 @@ pub struct Outcome {
     pub first_error: Option<String>,
     /// How long it took, from the first begin to the last end.
     pub elapsed: Duration,
-    /// Processor time of this process.
-    pub cpu: Duration,
+    /// Processor time of both ends.
+    pub cpu: Cpu,
     /// Whether a lane is lost.
     pub is_broken: bool,
 }
 
-/// Measures `load` on `lanes`, of a thing of `size` bytes. Gives back the lanes that are fit for more.
+/// Measures `load` on `lanes`, of a thing of `size` bytes, which `server` has if it is one of ours. Gives back the lanes
+/// that are fit for more.
 ///
 /// # Errors
 /// Where there is no thread or histogram, or no block fits.
@@ -98,6 +101,7 @@ pub fn measure(
     lanes: Vec<Box<dyn Lane>>,
     load: &Load,
     size: u64,
+    server: Option<&Server>,
     title: &str,
     stop: &Stop,
 ) -> Result<(Outcome, Vec<Box<dyn Lane>>), EngineError> {
@@ -120,7 +124,7 @@ pub fn measure(
         std::thread::Builder::new().name("bench lane".into()).spawn(work)?;
     }
     drop(send);
-    let watch = Watch { board: &board, load, stop, receive, count };
+    let watch = Watch { board: &board, load, server, stop, receive, count };
     Ok(watch.run(title))
 }
 
@@ -141,6 +145,7 @@ pub enum EngineError {
 struct Watch<'a> {
     board: &'a Arc<Board>,
     load: &'a Load,
+    server: Option<&'a Server>,
     stop: &'a Stop,
     receive: Receiver<Option<Box<dyn Lane>>>,
     count: u32,
@@ -153,7 +158,7 @@ impl Watch<'_> {
         let (mut progress, mut cpu_before) = (Progress::new(title, self.load), None);
         while ended < self.count {
             if cpu_before.is_none() && self.board.is_warm() {
-                cpu_before = Some(cpu::process());
+                cpu_before = Some(Cpu::now(self.server));
                 self.board.go();
             }
             match self.receive.recv_timeout(if cpu_before.is_none() { TICK / 20 } else { TICK }) {
@@ -176,7 +181,7 @@ impl Watch<'_> {
                 break;
             }
         }
-        let cpu = cpu_before.map_or(Duration::ZERO, |before| cpu::process().saturating_sub(before));
+        let cpu = cpu_before.map(|before| before.until(Cpu::now(self.server))).unwrap_or_default();
         let is_broken = lanes.len() < self.count as usize;
         progress.end();
         (self.board.outcome(cpu, is_broken), lanes)

@@ -75,7 +75,7 @@ impl Case {
             Box::new(Scripted { log: log.clone(), takes, fails, dies_at, under_way: VecDeque::new() })
         };
         let lanes = (0..self.lanes).map(lane).collect();
-        let (outcome, lanes) = measure(lanes, &self.load, 1 << 30, "test", stop).unwrap();
+        let (outcome, lanes) = measure(lanes, &self.load, 1 << 30, None, "test", stop).unwrap();
         (outcome, lanes.len(), log)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::bench::cpu::Cpu;
 use crate::bench::engine::{Kind, Outcome};
 use crate::bench::figures::{Gathered, Measured, Place};
 use crate::bench::machine::{Card, Machine};
@@ -30,7 +31,8 @@ pub fn measured(rung: RungName, op: Op, point: (u32, u32), runs: &[&[u64]], erro
         let elapsed = Duration::from_nanos(run.iter().sum::<u64>() / u64::from(depth));
         let kinds = vec![Kind { op, samples, service: None, stages: None, errors }];
         let first_error = (errors > 0).then(|| "the lane is dead: the peer closed the link".to_owned());
-        gathered.add(Outcome { kinds, first_error, elapsed, cpu: elapsed / 2, is_broken: false }, Some(0));
+        let cpu = Cpu { client: elapsed / 2, server: (rung != RungName::Ram).then_some(elapsed / 20) };
+        gathered.add(Outcome { kinds, first_error, elapsed, cpu, is_broken: false }, Some(0));
     }
     gathered.measured().remove(0)
 }

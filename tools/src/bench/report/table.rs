@@ -143,22 +143,26 @@ fn latencies(report: &Report, out: &mut dyn Write) -> io::Result<()> {
 fn throughput(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     let sweep = report.is_sweep();
     writeln!(out, "\nthroughput, processors, and the spread of the median over the runs")?;
-    let head = ["IOPS", "BYTES/S", "CPU", "ERRORS", "RETRIES", "MEDIAN, µs"].map(str::to_owned).to_vec();
+    let head =
+        ["IOPS", "BYTES/S", "CPU", "SERVER", "ERRORS", "RETRIES", "MEDIAN, µs"].map(str::to_owned).to_vec();
     let mut rows = vec![[which_head(sweep), head].concat()];
     for result in &report.results {
         let Figures { iops, bytes_per_second, errors, retries, .. } = &result.all;
-        let cpu = result.all.client_cpu_percent.map_or("-".to_owned(), |percent| format!("{percent:.0} %"));
+        let percent =
+            |percent: Option<f64>| percent.map_or("-".to_owned(), |percent| format!("{percent:.0} %"));
+        let (ours, theirs) = (percent(result.all.client_cpu_percent), percent(result.all.server_cpu_percent));
         let spread = result.median_spread_us.map_or("-".to_owned(), |(low, high)| {
             format!("{} to {}", micros_f64(Some(low)), micros_f64(Some(high)))
         });
         let retries = retries.map_or("-".to_owned(), |retries| retries.to_string());
-        let row = vec![rate(*iops), speed(*bytes_per_second), cpu, errors.to_string(), retries, spread];
-        rows.push([which(result, sweep), row].concat());
+        let through = vec![rate(*iops), speed(*bytes_per_second)];
+        let rest = vec![ours, theirs, errors.to_string(), retries, spread];
+        rows.push([which(result, sweep), through, rest].concat());
     }
     columns(out, 2, &rows)?;
-    let server = match report.results.iter().find_map(|result| result.all.server_cpu_percent()) {
-        Some(percent) => format!("the server's own count: {percent:.0} %"),
-        None => "of the server: not told by this server".to_owned(),
+    let server = match report.results.iter().any(|result| result.all.server_cpu_percent.is_some()) {
+        true => "SERVER: of the server, by its own count, for all of its clients",
+        false => "of the server: not told",
     };
     paragraph(out, "CPU:", 5, &format!("of kaeru-bench, in per cent of one processor; {server}"))
 }

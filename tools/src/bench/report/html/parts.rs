@@ -201,7 +201,7 @@ pub fn results(report: &Report) -> String {
                     number("iops", Some(all.iops), &rate(all.iops)),
                     number("bytes_per_second", Some(all.bytes_per_second), &speed(all.bytes_per_second)),
                     number("client_cpu_percent", all.client_cpu_percent, &percent(all.client_cpu_percent)),
-                    number("server_cpu_seconds", all.server_cpu_seconds, &percent(all.server_cpu_percent())),
+                    number("server_cpu_percent", all.server_cpu_percent, &percent(all.server_cpu_percent)),
                     count("count", all.count),
                     count("errors", all.errors),
                     number("retries", all.retries.map(|retries| retries as f64), &retries),
@@ -219,8 +219,8 @@ pub fn results(report: &Report) -> String {
         None => what.to_owned(),
     };
     let server = match report.results.iter().any(|result| result.all.server_cpu_seconds.is_some()) {
-        true => "",
-        false => "; processor time of the server: not told by this server",
+        true => "; that of the server by its own count, for all of its clients",
+        false => "; that of the server: not told",
     };
     let times = table(
         &caption("Latency in µs, full round trips"),
