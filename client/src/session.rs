@@ -93,6 +93,14 @@ pub enum SessionError {
     /// A lane did not connect.
     #[error("no lane: {0}")]
     Lane(#[from] ConnectError),
+    /// The server did not say whether a lane may come.
+    #[error("no lane: {server} did not answer within {after:?}; it may be stopped, or out of reach")]
+    LaneLate {
+        /// The server.
+        server: String,
+        /// How long was waited.
+        after: Duration,
+    },
     /// The wanted fabric is not there.
     #[error("no lane over {wanted}: {reason}")]
     NoPath {

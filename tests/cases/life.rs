@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use kaeru_client::session::{AttachOptions, Session, SessionError};
 use rustix::process::Signal;
 
 use crate::harness::client::Nbd;
@@ -117,6 +118,21 @@ fn given_up_after_the_timeout(flags: &[&str]) {
     let (code, took) = nbd.process.terminate();
     assert_eq!(code, Some(0));
     assert!(took < Duration::from_secs(8), "{took:?}");
+}
+
+#[test]
+fn a_lane_that_a_stopped_server_does_not_grant_is_given_up_and_later_ones_are_granted() {
+    let server = Server::start(&["--ram", "scratch=1M"]);
+    let target = server.export("scratch").parse().unwrap();
+    let session = Session::attach(&target, AttachOptions::default()).unwrap();
+    server.process.signal(Signal::STOP);
+    let late = session.open_lane().err();
+    server.process.signal(Signal::CONT);
+    assert!(matches!(late, Some(SessionError::LaneLate { .. })), "{late:?}");
+    // What the server grants now is for the lane that nobody waits for; the next one gets a grant of its own.
+    for _ in 0..3 {
+        session.open_lane().unwrap();
+    }
 }
 
 #[test]

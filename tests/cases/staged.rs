@@ -1,5 +1,6 @@
 //! Clients that break the rules of a staged lane: their request fails, or their lane ends, and nothing else happens.
 
+use kaeru_client::session::{AttachOptions, Session};
 use kaeru_common::error::Status;
 use kaeru_common::fabric::Link;
 use kaeru_common::wire::io::{Action, Request};
@@ -103,6 +104,25 @@ fn a_slot_that_is_not_the_client_s_to_use_ends_its_lane() {
     assert!(answered < 200, "the lane was not ended");
     drop(lane);
     bothered.end();
+}
+
+/// A session may have 16 at once, and as many as it likes one after another.
+#[test]
+fn a_lane_that_is_closed_makes_room_while_its_session_lives() {
+    for keep in [Keep::Ram, Keep::DirectFile, Keep::BufferedFile, Keep::PlainFile] {
+        let server = Server::keeping("scratch", MIB, keep);
+        let target = server.export("scratch").parse().unwrap();
+        let session = Session::attach(&target, AttachOptions::default()).unwrap();
+        for _ in 0..3 {
+            let open: Vec<_> = (0..16).map(|_| session.open_lane().unwrap()).collect();
+            assert!(
+                session.open_lane().is_err_and(|error| error.to_string().contains("16 lanes")),
+                "{keep:?}"
+            );
+            drop(open);
+            eventually("the lanes of the server end", || lanes(&server) == 0);
+        }
+    }
 }
 
 #[test]

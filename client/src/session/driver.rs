@@ -2,7 +2,7 @@
 //! session's wishes on the way.
 
 use std::collections::VecDeque;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -84,6 +84,9 @@ fn identity() -> [u8; 16] {
     })
 }
 
+/// Where a lane's ticket goes.
+type TicketReply = oneshot::Sender<Result<LaneTicket, SessionError>>;
+
 struct Driver {
     core: Core,
     server: Server,
@@ -93,8 +96,8 @@ struct Driver {
     want: Want,
     welcome: Option<Welcome>,
     opening: Option<oneshot::Sender<Opening>>,
-    /// Who waits for a lane's ticket, in the order of asking.
-    lanes: VecDeque<oneshot::Sender<Result<LaneTicket, SessionError>>>,
+    /// Who waits for a lane's ticket, in the order of asking; `None` once that was too long.
+    lanes: VecDeque<Option<TicketReply>>,
     health: watch::Sender<Health>,
 }
 
@@ -155,9 +158,9 @@ impl Driver {
         }
     }
 
-    fn open_lane(&mut self, path: u8, reply: oneshot::Sender<Result<LaneTicket, SessionError>>) {
+    fn open_lane(&mut self, path: u8, reply: TicketReply) {
         match self.core.open_lane(Instant::now(), path) {
-            Ok(()) => self.lanes.push_back(reply),
+            Ok(()) => self.lanes.push_back(Some(reply)),
             Err(misuse) => {
                 let _ = reply.send(Err(closed(&self.server, &misuse.to_string())));
             }
@@ -188,7 +191,7 @@ impl Driver {
                     self.open(Err(self.refused(refusal)));
                     self.core.close();
                 }
-                Event::LaneLate(_) => tracing::warn!("{} is slow to let a lane in", self.server),
+                Event::LaneLate(_, after) => self.lane_is_late(after),
                 Event::PeerSilent(silence) => {
                     tracing::warn!("{} has been silent for {silence:?}; lanes that work go on", self.server);
                     self.health.send_modify(|health| health.silent_since = Some(Instant::now() - silence));
@@ -225,7 +228,7 @@ impl Driver {
         };
         self.open(Err(error));
         self.health.send_modify(|health| health.closed = Some(reason.to_string()));
-        for reply in std::mem::take(&mut self.lanes) {
+        for reply in std::mem::take(&mut self.lanes).into_iter().flatten() {
             let _ = reply.send(Err(closed(&self.server, &reason.to_string())));
         }
     }
@@ -261,8 +264,17 @@ impl Driver {
     }
 
     fn lane_with(&mut self, ticket: Result<LaneTicket, SessionError>) {
-        if let Some(reply) = self.lanes.pop_front() {
+        // What comes too late is of no use: the server forgets a ticket that nobody shows.
+        if let Some(reply) = self.lanes.pop_front().flatten() {
             let _ = reply.send(ticket);
+        }
+    }
+
+    /// The one who has waited longest waits no more.
+    fn lane_is_late(&mut self, after: Duration) {
+        tracing::warn!("{} is slow to let a lane in", self.server);
+        if let Some(reply) = self.lanes.iter_mut().find_map(Option::take) {
+            let _ = reply.send(Err(SessionError::LaneLate { server: self.server.to_string(), after }));
         }
     }
 }
@@ -276,11 +288,14 @@ async fn connect(server: &Server, patience: Duration) -> Result<TcpStream, Sessi
         .map_err(|error| resolve(error.to_string()))?
         .map_err(|error| resolve(error.to_string()))?;
     let mut reason = "it has no address".to_owned();
+    // An address needs no other name.
+    let is_name = server.host.parse::<IpAddr>().is_err();
     for address in addresses {
+        let which = if is_name { format!("{address}: ") } else { String::new() };
         match tokio::time::timeout(patience, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => return Ok(stream),
-            Ok(Err(error)) => reason = format!("{address}: {error}"),
-            Err(_) => reason = format!("{address} did not answer within {patience:?}"),
+            Ok(Err(error)) => reason = format!("{which}{error}"),
+            Err(_) => reason = format!("{which}no answer within {patience:?}"),
         }
     }
     Err(SessionError::Connect { server: server.to_string(), reason })

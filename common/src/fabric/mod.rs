@@ -485,6 +485,7 @@ pub trait Link: Send {
     fn poll(&mut self, done: &mut Vec<Completion>) -> bool;
 
     /// Asks for a wake-up on [`Self::wait_fd`]. `true`: something happened meanwhile, so poll instead of sleeping.
+    /// Whoever has nothing in flight looks at [`Self::down`] first: the end of a link wakes only once.
     fn arm(&mut self) -> bool;
 
     /// Readable when there is something to poll, after [`Self::arm`]. Without arming only the end of the link shows.

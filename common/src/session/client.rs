@@ -166,8 +166,8 @@ pub enum Event {
     Lane(OpenLane, LaneTicket),
     /// A list, a description, an attach or a lane was refused; the session goes on.
     Refused(Ask, Refusal),
-    /// The token of a lane is overdue; it may still come.
-    LaneLate(OpenLane),
+    /// The token of a lane is overdue after this long; it may still come.
+    LaneLate(OpenLane, Duration),
     /// Nothing was heard for this long. Lanes may well work; the session goes on.
     PeerSilent(Duration),
     /// The server is heard again, after this long.
@@ -380,15 +380,13 @@ impl Client {
     /// An answer is overdue.
     fn complain(&mut self, now: Instant) {
         for open in self.open.iter_mut().filter(|open| open.deadline.is_some_and(|at| at <= now)) {
+            let after = now.saturating_duration_since(open.since);
             let Ask::Lane(lane) = open.ask else {
-                let reason = CloseReason::TimedOut {
-                    what: open.ask.name(),
-                    after: now.saturating_duration_since(open.since),
-                };
-                return self.end(reason);
+                let what = open.ask.name();
+                return self.end(CloseReason::TimedOut { what, after });
             };
             open.deadline = None;
-            self.events.push_back(Event::LaneLate(lane));
+            self.events.push_back(Event::LaneLate(lane, after));
         }
         self.watch_answers();
     }

@@ -171,7 +171,10 @@ impl<L: Link> Desk<L> {
                 tracing::warn!("a lane of {} is closed: {fault}", self.export.name);
                 self.link.close();
             }
-            ready = self.sleep(lanes);
+            // The round may have seen the end of the link, which wakes nobody twice.
+            if self.link.down().is_none() {
+                ready = self.sleep(lanes);
+            }
         }
         match self.link.down() {
             Some(why) => tracing::debug!("a staged lane over {} ended: {why}", self.link.kind()),

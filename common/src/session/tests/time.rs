@@ -160,7 +160,7 @@ fn a_late_lane_is_reported_once_and_still_taken() {
     pair.client.open_lane(pair.now, 0).unwrap();
     pair.run_for(ms(20_000));
     let lane = OpenLane { path: 0, fabric: FabricKind::Tcp };
-    assert!(pair.client_events.contains(&Event::LaneLate(lane)));
+    assert!(pair.client_events.contains(&Event::LaneLate(lane, ms(10_000))));
     assert_eq!(pair.client_events.len(), 2, "late and silent, once each: {:?}", pair.client_events);
     pair.to_client.stalled = false;
     pair.run_for(ms(0));
