@@ -162,13 +162,17 @@ pub struct Attach {
 /// `kaeru detach`
 #[derive(Debug, ClapArgs)]
 pub struct Detach {
-    /// A device or the export that is attached; may be repeated
-    #[arg(value_name = "/dev/nbdN|SERVER/EXPORT", required_unless_present = "all", conflicts_with = "all")]
+    /// A device, a socket of "kaeru nbd", or the export that is attached; may be repeated
+    #[arg(
+        value_name = "/dev/nbdN|SOCKET|SERVER/EXPORT",
+        required_unless_present = "all",
+        conflicts_with = "all"
+    )]
     pub what: Vec<String>,
     /// Detach everything
     #[arg(long)]
     pub all: bool,
-    /// Detach although the device is in use; what is not written yet is lost
+    /// Detach although it is in use; what is not written yet is lost
     #[arg(long)]
     pub force: bool,
 }

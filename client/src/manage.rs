@@ -7,8 +7,9 @@ use kaeru_common::units::Size;
 
 use crate::args::{Detach, Status};
 use crate::attach::detached;
-use crate::background::{Detached, Holder, Report, holders};
+use crate::background::{Detached, Holder, Note, Report, holders};
 use crate::nbd::kernel::{self, KernelError, Urgency};
+use crate::nbd::listen::Address;
 use crate::session::{Listing, list_within};
 use crate::target::{Server, Target};
 
@@ -121,8 +122,7 @@ pub fn detach(detach: &Detach, out: &mut impl Write) -> Result<(), ManageError> 
         return each(all.iter(), |holder| detach_holder(holder, detach.force, out));
     }
     each(detach.what.iter(), |what| {
-        let matches =
-            |holder: &&Holder| &holder.note.target == what || holder.note.device.as_ref() == Some(what);
+        let matches = |holder: &&Holder| is_called(&holder.note, what);
         // One export may be attached more than once, and a killed process may have left a note beside a live one.
         let holders: Vec<&Holder> = all.iter().filter(matches).collect();
         match holders.is_empty() {
@@ -130,6 +130,14 @@ pub fn detach(detach: &Detach, out: &mut impl Write) -> Result<(), ManageError> 
             false => each(holders.into_iter(), |holder| detach_holder(holder, detach.force, out)),
         }
     })
+}
+
+/// Whether `what` names this attachment: by its export, its device, or its socket, as `status` shows it or as a path.
+fn is_called(note: &Note, what: &str) -> bool {
+    let socket = || std::path::absolute(what).ok().map(|path| Address::Unix(path).to_string());
+    note.target == what
+        || note.device.as_deref() == Some(what)
+        || note.listen.as_deref().is_some_and(|listen| listen == what || socket().as_deref() == Some(listen))
 }
 
 /// Does all of it, whatever fails on the way.
@@ -191,8 +199,8 @@ fn detach_orphan(what: &str, force: bool, all: &[Holder], out: &mut impl Write) 
         None => {
             let known: Vec<String> = all
                 .iter()
-                .map(|holder| match &holder.note.device {
-                    Some(device) => format!("{} as {device}", holder.note.target),
+                .map(|holder| match holder.note.device.as_ref().or(holder.note.listen.as_ref()) {
+                    Some(place) => format!("{} as {place}", holder.note.target),
                     None => holder.note.target.clone(),
                 })
                 .collect();

@@ -12,12 +12,15 @@ use crate::attachment::Attachment;
 use crate::background::{Detached, Note, Presence};
 use crate::nbd::front::Front;
 use crate::nbd::lane::Stop;
-use crate::nbd::listen::{Address, ListenError, NbdServer};
+use crate::nbd::listen::{Address, Connections, ListenError, NbdServer};
 use crate::session::{Session, SessionError};
 use crate::signals::{End, Signals};
 
 /// How long requests that were taken may go on after we were asked to end.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// How long clients that are just leaving may take.
+const LEAVING: Duration = Duration::from_millis(500);
 
 /// Why an export is not served, or not any more.
 #[derive(Debug, thiserror::Error)]
@@ -61,8 +64,9 @@ pub fn run(nbd: &Nbd, out: &mut impl Write) -> Result<(), ServeError> {
         backend: None,
         listen: Some(server.address().to_string()),
     };
-    let detach = move |_force: bool| Detached::Done("its clients are disconnected".into());
-    let attachment = Attachment::new(front.clone(), note.clone(), ask, Box::new(detach));
+    let connections = server.connections().clone();
+    let let_go = move |force: bool| leave(&connections, force);
+    let attachment = Attachment::new(front.clone(), note.clone(), ask, Box::new(let_go));
     let presence = Presence::announce(&format!("nbd-{}", note.pid), &note, Arc::new(attachment))?;
     announce(&session, &nbd.common.target.to_string(), &server, out)?;
     let end = signals.wait(session.health(), asked, false);
@@ -73,6 +77,18 @@ pub fn run(nbd: &Nbd, out: &mut impl Write) -> Result<(), ServeError> {
         End::Closed(reason) => Err(ServeError::Lost(reason)),
         End::Signal | End::Asked => Ok(()),
     }
+}
+
+/// Whether `kaeru detach` may end this: not while somebody uses it, unless by force.
+fn leave(connections: &Connections, force: bool) -> Detached {
+    if force || connections.end_within(LEAVING) {
+        return Detached::Done("it is not served any more".into());
+    }
+    let plural = if connections.count() == 1 { " is" } else { "s are" };
+    Detached::Refused(format!(
+        "{} NBD client{plural} connected; disconnect first, or --force",
+        connections.count()
+    ))
 }
 
 fn announce(session: &Session, target: &str, server: &NbdServer, out: &mut impl Write) -> io::Result<()> {

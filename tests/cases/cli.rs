@@ -156,13 +156,30 @@ fn detach_ends_the_process_and_takes_its_socket_away() {
         let mut nbd = Nbd::unix(&server, "scratch");
         let mut client = Raw::attach(&nbd);
         client.write(0, b"before").unwrap();
-        nbd.kaeru(&["detach", what]).success();
+        nbd.kaeru(&["detach", what]).failure(1, &["stays attached", "1 NBD client is connected", "--force"]);
+        assert_eq!(client.read(0, 6).unwrap(), b"before");
+        nbd.kaeru(&["detach", "--force", what]).success();
         let ended = nbd.process.ended_within(Duration::from_secs(5)).expect("it ends");
         assert_eq!(ended.code(), Some(0));
         assert!(client.is_closed());
         assert!(!nbd.socket().exists());
         assert_eq!(status(&nbd), [] as [Value; 0]);
         assert_eq!(fs::read_dir(nbd.folder()).unwrap().count(), 0, "no note stays behind");
+    }
+}
+
+#[test]
+fn detach_takes_a_socket_by_the_name_that_status_shows_and_by_its_path() {
+    let server = Server::start(&["--ram", "scratch=1M"]);
+    for is_path in [false, true] {
+        let mut nbd = Nbd::unix(&server, "scratch");
+        let shown = status(&nbd)[0]["listen"].as_str().unwrap().to_owned();
+        let path = nbd.socket().display().to_string();
+        assert!(nbd.kaeru(&["status"]).success().contains(&shown));
+        // A client that has gone is no reason to refuse.
+        drop(Raw::attach(&nbd));
+        nbd.kaeru(&["detach", if is_path { &path } else { &shown }]).success();
+        assert!(nbd.process.ended_within(Duration::from_secs(5)).is_some());
     }
 }
 

@@ -155,7 +155,41 @@ pub struct NbdServer {
     front: Arc<Front>,
     address: Address,
     accepting: Option<JoinHandle<()>>,
-    connections: Arc<AtomicUsize>,
+    connections: Connections,
+}
+
+/// How many clients are connected.
+#[derive(Clone, Debug, Default)]
+pub struct Connections(Arc<AtomicUsize>);
+
+impl Connections {
+    /// So many at this moment.
+    pub fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Waits until there are none, up to `patience`. Whether that came about.
+    pub fn end_within(&self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        while self.count() > 0 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.count() == 0
+    }
+
+    fn enter(&self) -> Connected {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Connected(self.clone())
+    }
+}
+
+/// One of the connections, while it lives.
+struct Connected(Connections);
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl NbdServer {
@@ -168,7 +202,7 @@ impl NbdServer {
         let socket = Socket::bind(address)?;
         let system = |source| ListenError::System { address: address.to_string(), source };
         let bound = socket.address().map_err(system)?;
-        let connections = Arc::new(AtomicUsize::new(0));
+        let connections = Connections::default();
         let (serve, count) = (front.clone(), connections.clone());
         let run = move || accept_all(&socket, &serve, &exports, &count);
         let accepting = std::thread::Builder::new().name("nbd-accept".into()).spawn(run).map_err(system)?;
@@ -180,9 +214,9 @@ impl NbdServer {
         &self.address
     }
 
-    /// Clients that are connected.
-    pub fn connections(&self) -> usize {
-        self.connections.load(Ordering::Relaxed)
+    /// The clients that are connected.
+    pub fn connections(&self) -> &Connections {
+        &self.connections
     }
 
     /// Takes no more clients, lets the lanes answer what they have taken, and returns when they have ended or after
@@ -192,10 +226,7 @@ impl NbdServer {
         if let Some(accepting) = self.accepting.take() {
             let _ = accepting.join();
         }
-        let deadline = Instant::now() + patience;
-        while self.connections() > 0 && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        self.connections.end_within(patience);
     }
 }
 
@@ -205,7 +236,7 @@ impl Drop for NbdServer {
     }
 }
 
-fn accept_all(socket: &Socket, front: &Arc<Front>, exports: &Exports, connections: &Arc<AtomicUsize>) {
+fn accept_all(socket: &Socket, front: &Arc<Front>, exports: &Exports, connections: &Connections) {
     while !front.stop().is_stopped() {
         match socket.accept() {
             Ok(client) => start_client(client, front, exports, connections),
@@ -221,26 +252,17 @@ fn accept_all(socket: &Socket, front: &Arc<Front>, exports: &Exports, connection
     }
 }
 
-fn start_client(client: Client, front: &Arc<Front>, exports: &Exports, connections: &Arc<AtomicUsize>) {
-    if connections.load(Ordering::Relaxed) >= CONNECTIONS {
+fn start_client(client: Client, front: &Arc<Front>, exports: &Exports, connections: &Connections) {
+    if connections.count() >= CONNECTIONS {
         return tracing::warn!("an NBD client is turned away: {CONNECTIONS} are connected already");
     }
-    connections.fetch_add(1, Ordering::Relaxed);
-    let (front, exports, count) = (front.clone(), exports.clone(), Counted(connections.clone()));
+    let (front, exports, connected) = (front.clone(), exports.clone(), connections.enter());
     let run = move || {
         serve_client(client, &front, exports);
-        drop(count);
+        drop(connected);
     };
     if let Err(error) = std::thread::Builder::new().name("nbd-client".into()).spawn(run) {
         tracing::error!("no thread for an NBD client: {error}");
-    }
-}
-
-struct Counted(Arc<AtomicUsize>);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
