@@ -12,10 +12,11 @@
 //!    ├── file   pread and pwrite on the lane's thread ─┐
 //!    └── uring  one ring a lane                       ─┴── work (a job as operations) ── backing (the open file)
 //!                  └── range_lock (parts of blocks)                       └── holes (what is allocated)
-//! staged, open, in_use: what must be true before there is a backing
+//! options ── open, with direct and in_use: what must be true before there is a backing ── staged: what lanes start from
 //! ```
 
 mod backing;
+mod direct;
 mod engine;
 pub mod fault;
 mod file;
@@ -23,6 +24,8 @@ mod holes;
 mod in_use;
 mod null;
 mod open;
+mod open_error;
+mod options;
 mod ram;
 mod range_lock;
 mod staged;
@@ -39,7 +42,8 @@ use kaeru_common::fabric::buffer::Memory;
 pub use self::engine::{Action, Done, Engine, Extent, Job};
 pub use self::file::FileEngine;
 pub use self::null::Null;
-pub use self::open::{Direct, EngineChoice, OpenError, StagedOptions, Target};
+pub use self::open_error::OpenError;
+pub use self::options::{Direct, EngineChoice, StagedOptions, Target};
 pub use self::ram::{MemoryLimits, Ram, RamError};
 pub use self::staged::{Capabilities, Staged};
 pub use self::uring::UringEngine;

@@ -1,103 +1,28 @@
 //! Opens the file or disk of an export: what must be true of it, who else may use it, and how it can be reached.
 
-use std::fmt;
 use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kaeru_common::units::Size;
 use rustix::fs::{
-    AtFlags, FallocateFlags, FlockOperation, OFlags, SeekFrom, StatxFlags, fallocate, fcntl_getfl,
-    fcntl_setfl, flock, fstatfs, fstatvfs, ioctl_blksszget, seek, statx,
+    FallocateFlags, FlockOperation, OFlags, SeekFrom, fallocate, flock, fstatvfs, ioctl_blksszget, seek,
 };
-use rustix::io::{Errno, pread};
+use rustix::io::Errno;
 
 use super::backing::Backing;
-use super::fault::{Faults, Rule};
+use super::direct::{self, Cannot};
+use super::fault::Faults;
 use super::in_use::{Holder, System};
+use super::open_error::OpenError;
+use super::options::{Direct, EngineChoice, StagedOptions, Target};
 use super::range_lock::RangeLock;
 use super::staged::{Kind, Staged};
 use super::uring;
-
-/// What a staged export is told.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StagedOptions {
-    /// Whether a file or a disk is wanted.
-    pub target: Target,
-    /// Where it is.
-    pub path: PathBuf,
-    /// Whether nobody shall write to it.
-    pub read_only: bool,
-    /// Bytes of a logical block: a power of two from 512 to 65,536.
-    pub block: Option<u32>,
-    /// Creates a file of this size if there is none.
-    pub create: Option<u64>,
-    /// Takes all the room of a created file at once.
-    pub reserve: bool,
-    /// Whether the page cache is used.
-    pub direct: Direct,
-    /// Who does the work.
-    pub engine: EngineChoice,
-    /// Whether it is used although somebody else does.
-    pub force: bool,
-    /// Faults to make on purpose.
-    pub faults: Vec<Rule>,
-}
-
-impl StagedOptions {
-    /// `path` as it is.
-    pub fn new(target: Target, path: impl Into<PathBuf>) -> Self {
-        Self {
-            target,
-            path: path.into(),
-            read_only: false,
-            block: None,
-            create: None,
-            reserve: false,
-            direct: Direct::Auto,
-            engine: EngineChoice::Auto,
-            force: false,
-            faults: Vec::new(),
-        }
-    }
-}
-
-/// What keeps the bytes of a staged export.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
-    /// A regular file.
-    File,
-    /// A block device.
-    Disk,
-}
-
-/// Whether reads and writes go around the page cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Direct {
-    /// Where the file system can.
-    #[default]
-    Auto,
-    /// Around it or not at all.
-    On,
-    /// Through it.
-    Off,
-}
-
-/// Who carries out what the lanes ask for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum EngineChoice {
-    /// io_uring where the kernel allows it.
-    #[default]
-    Auto,
-    /// io_uring or nothing.
-    Uring,
-    /// Plain system calls.
-    File,
-}
 
 /// How long a lock of somebody else is waited for: the kernel takes a killed server's rings apart, which keep its files
 /// open, only after the process is gone.
@@ -108,108 +33,6 @@ const BLOCK: u32 = 512;
 
 /// The largest logical block.
 const MOST_BLOCK: u32 = 65_536;
-
-/// File systems that keep files in memory: direct I/O means nothing there (`linux/magic.h`).
-const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
-
-/// Why a file or disk cannot be exported.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// Nothing is there.
-    #[error("{} does not exist; name one that does{cure}", path.display())]
-    Missing {
-        /// The path.
-        path: PathBuf,
-        /// What else can be done.
-        cure: &'static str,
-    },
-    /// Something else is there.
-    #[error("{} is {found}, not {wanted}", path.display())]
-    Wrong {
-        /// The path.
-        path: PathBuf,
-        /// What is there.
-        found: &'static str,
-        /// What should be, and what to do.
-        wanted: &'static str,
-    },
-    /// It cannot be opened.
-    #[error("cannot open {}: {source}{cure}", path.display())]
-    Open {
-        /// The path.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-        /// What to do.
-        cure: &'static str,
-    },
-    /// It cannot be created.
-    #[error("cannot create {} with {size}: {source}{cure}", path.display())]
-    Create {
-        /// The path.
-        path: PathBuf,
-        /// How large.
-        size: Size,
-        /// The system's error.
-        source: io::Error,
-        /// What to do.
-        cure: &'static str,
-    },
-    /// It is there, with another size.
-    #[error("{} exists and has {found}, but create says {wanted}: leave create out to use it as it is", path.display())]
-    OtherSize {
-        /// The path.
-        path: PathBuf,
-        /// Its size.
-        found: Size,
-        /// What was asked for.
-        wanted: Size,
-    },
-    /// Somebody uses it.
-    #[error("{} is in use: {holder}. Free it first; --force exports it all the same, which can destroy its content", path.display())]
-    InUse {
-        /// The path.
-        path: PathBuf,
-        /// Who.
-        holder: String,
-    },
-    /// Less than a block.
-    #[error("{} has {size}, which is less than one block of {block} bytes: there is nothing to export", path.display())]
-    TooSmall {
-        /// The path.
-        path: PathBuf,
-        /// Its size.
-        size: Size,
-        /// Bytes of a block.
-        block: u32,
-    },
-    /// No such block.
-    #[error("{} cannot have blocks of {block} bytes: {reason}", path.display())]
-    Block {
-        /// The path.
-        path: PathBuf,
-        /// What was asked for.
-        block: u32,
-        /// Why not.
-        reason: String,
-    },
-    /// No direct I/O.
-    #[error("{} cannot be reached around the page cache: {reason}; use direct=auto", path.display())]
-    Direct {
-        /// The path.
-        path: PathBuf,
-        /// Why not.
-        reason: String,
-    },
-    /// No io_uring.
-    #[error("{} cannot be reached by io_uring: {reason}; use engine=auto", path.display())]
-    Uring {
-        /// The path.
-        path: PathBuf,
-        /// Why not.
-        reason: String,
-    },
-}
 
 impl Target {
     fn wanted(self) -> &'static str {
@@ -510,8 +333,8 @@ impl Opening<'_> {
         let reason = match (self.options.direct, engine) {
             (Direct::Off, _) => return Ok(1),
             (_, Kind::File) => Cannot::Engine,
-            _ if self.options.target == Target::File && is_in_memory(file) => Cannot::InMemory,
-            _ => match direct(file, size) {
+            _ if self.options.target == Target::File && direct::is_in_memory(file) => Cannot::InMemory,
+            _ => match direct::turn_on(file, size) {
                 Ok(align) => return Ok(align),
                 Err(reason) => reason,
             },
@@ -545,76 +368,4 @@ fn patiently<T, E>(attempt: impl Fn() -> Result<T, E>, in_the_way: impl Fn(&E) -
 /// Whether an error of opening for writing says that reading may still be possible.
 fn is_refused_write(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS | libc::ETXTBSY))
-}
-
-/// Why there is no direct I/O.
-enum Cannot {
-    Engine,
-    InMemory,
-    FileSystem,
-    Alignment(u32),
-    Size { size: u64, align: u32 },
-}
-
-impl fmt::Display for Cannot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Engine => f.write_str("only io_uring does that here"),
-            Self::InMemory => f.write_str("its file system is in memory"),
-            Self::FileSystem => f.write_str("its file system does not allow it"),
-            Self::Alignment(align) => write!(f, "it wants memory aligned to {align} bytes"),
-            Self::Size { size, align } => {
-                write!(f, "its {size} bytes are no multiple of {align}, as its file system wants it")
-            }
-        }
-    }
-}
-
-fn is_in_memory(file: &OwnedFd) -> bool {
-    fstatfs(file).is_ok_and(|system| IN_MEMORY.contains(&(system.f_type as u64)))
-}
-
-/// Turns direct I/O on and finds out the alignment that it needs.
-fn direct(file: &OwnedFd, size: u64) -> Result<u32, Cannot> {
-    let told = told_alignment(file)?;
-    let flags = fcntl_getfl(file).map_err(|_| Cannot::FileSystem)?;
-    fcntl_setfl(file, flags | OFlags::DIRECT).map_err(|_| Cannot::FileSystem)?;
-    let align = told.or_else(|| tried_alignment(file)).ok_or(Cannot::FileSystem).and_then(|align| match size
-        .is_multiple_of(u64::from(align))
-    {
-        true => Ok(align),
-        false => Err(Cannot::Size { size, align }),
-    });
-    if align.is_err() {
-        fcntl_setfl(file, flags).map_err(|_| Cannot::FileSystem)?;
-    }
-    align
-}
-
-/// What the kernel says, which it does since 6.1.
-fn told_alignment(file: &OwnedFd) -> Result<Option<u32>, Cannot> {
-    let Ok(told) = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else { return Ok(None) };
-    if told.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
-        return Ok(None);
-    }
-    let (memory, offset) = (told.stx_dio_mem_align, told.stx_dio_offset_align);
-    match (memory, offset) {
-        (0, _) | (_, 0) => Err(Cannot::FileSystem),
-        // Slots are aligned to pages, and pieces of them to the offset's alignment.
-        _ if memory as usize > rustix::param::page_size() => Err(Cannot::Alignment(memory)),
-        _ if !offset.max(memory).is_power_of_two() || offset.max(memory) > super::work::BOUNCE => {
-            Err(Cannot::Alignment(offset))
-        }
-        _ => Ok(Some(offset.max(memory).max(BLOCK))),
-    }
-}
-
-/// The least alignment with which a read works. There is at least one block to read.
-fn tried_alignment(file: &OwnedFd) -> Option<u32> {
-    const PAGE: usize = 4096;
-    let mut room = vec![0u8; 2 * PAGE];
-    let start = room.as_ptr().align_offset(PAGE);
-    [BLOCK, PAGE as u32].into_iter().find(|&align| {
-        room.get_mut(start..start + align as usize).is_some_and(|buffer| pread(file, buffer, 0).is_ok())
-    })
 }

@@ -9,7 +9,9 @@ use super::backing::Backing;
 use super::engine::Engine;
 use super::fault::{Faults, FaultyEngine};
 use super::file::FileEngine;
-use super::open::{self, OpenError, StagedOptions, Target};
+use super::open;
+use super::open_error::OpenError;
+use super::options::{StagedOptions, Target};
 use super::uring::UringEngine;
 
 /// See the module.
