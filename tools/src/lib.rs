@@ -1,6 +1,6 @@
 //! The tools beside server and client: what a user measures and diagnoses with.
 //!
-//! [`bench`] is `kaeru-bench`, [`doctor`] is `kaeru-doctor`. The tools stand on the client's library and reach an export in the ways that programs
+//! [`mod@bench`] is `kaeru-bench`, [`doctor`] is `kaeru-doctor`. The tools stand on the client's library and reach an export in the ways that programs
 //! do; they know nothing of the server's inside.
 
 pub mod bench;

@@ -22,7 +22,7 @@
 //! - **No timeout is not "no timeout".** With the attribute left out, one socket means for ever; two or more mean what the
 //!   last user of that number had set, and 30 s (the block layer's default) if nobody did. [`NEVER`] says never.
 //! - **What was in flight when we were killed waits for its timeout**, whatever `dead_conn_timeout` says; that one
-//!   covers requests that come later. Only a disconnect ends both at once: hence [`guard`].
+//!   covers requests that come later. Only a disconnect ends both at once: hence `guard`.
 //! - **A server that does not read blocks the disconnect.** The kernel takes a socket's lock to send a write and holds it
 //!   while the socket is full; the disconnect wants that lock, and no signal reaches it. Closing our end frees both.
 //! - **`pid` is a thread.** `/sys/block/nbdN/pid` is the id of the thread that called [`connect`]; call it from one that

@@ -1,7 +1,7 @@
 //! A block device, or a file, of this machine, past the page cache: `/dev/nbd0` as fio measures it with `direct=1`, or a
 //! local disk to compare with.
 //!
-//! One operation at a time goes by `pread` and `pwrite`, more of them through a [`Ring`].
+//! One operation at a time goes by `pread` and `pwrite`, more of them through a `Ring`.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom};
