@@ -457,7 +457,7 @@ fn a_temperature_that_cannot_be_is_no_alarm() {
 fn no_file_can_draw_on_the_terminal_or_write_lines_of_its_own() {
     let folder = plant("memlock-64k");
     let root = folder.path();
-    let fake = "nothing is wrong: 0 failures";
+    let fake = "all is well: 0 failures";
     fs::write(root.join(DEVICE).join("fw_ver"), format!("2.42.5000\n\n{fake}\n")).unwrap();
     fs::write(root.join("proc/sys/kernel/hostname"), format!("tama\r\n{fake}\n")).unwrap();
     fs::write(root.join("proc/self/limits"), "Max locked memory \x1b[2J65536 \x1b[31m65536 bytes\n").unwrap();

@@ -42,8 +42,9 @@ pub struct Args {
 }
 
 const AFTER_HELP: &str = "\
-It reads files below /sys, /proc, /dev and /etc, and changes nothing. It does
-not need root; what root could read in addition is said at the end.
+It reads files below /sys, /proc, /dev, /etc and /lib/modules, asks libibverbs,
+and changes nothing. It does not need root; what root could read in addition is
+said at the end.
 
 Examples:
   kaeru-doctor                       this machine
