@@ -1,14 +1,18 @@
 //! `kaeru-doctor` on recorded machines, on this one, and on files that no machine has.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use kaeru_common::host::Host;
+use kaeru_common::wire::HEADER_BYTES;
 use kaeru_tools::doctor::report::Paint;
-use kaeru_tools::doctor::{Aside, Patient, Watched, examine};
+use kaeru_tools::doctor::report::Report;
+use kaeru_tools::doctor::{Aside, Packets, Patient, Watched, examine};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -18,6 +22,9 @@ use crate::harness::process::{Outcome, SOON, binary, run, run_within, scratch, t
 use crate::harness::random::{Random, with_seeds};
 use crate::harness::server::Server;
 use crate::requires;
+
+/// The number of the message that asks a server what its machine is.
+const DESCRIBE: u16 = 19;
 
 fn doctor(arguments: &[&str]) -> Outcome {
     run(Command::new(binary("kaeru-doctor")).args(arguments))
@@ -128,6 +135,29 @@ fn ceilings_are_computed_from_what_was_read() {
     }
 }
 
+/// The card of recorded machines, its RDMA device, and that one's port.
+const CARD: &str = "sys/devices/pci0000:00/0000:00:01.0/0000:02:00.0";
+const DEVICE: &str = "sys/class/infiniband/ibp2s0";
+const PORT: &str = "sys/class/infiniband/ibp2s0/ports/1";
+
+/// A machine that somebody watched for ten seconds, while something happened to it.
+fn watched(folder: &Path, meanwhile: impl FnOnce()) -> Patient {
+    let earlier = Host::read(folder).rdma;
+    meanwhile();
+    let host = Host::read(folder);
+    let aside = Aside::ask(&host);
+    Patient { host, aside, watched: Some(Watched { time: Duration::from_secs(10), earlier }), export: None }
+}
+
+/// Whether a report has a finding that begins so.
+fn says(report: &Report, text: &str) -> bool {
+    report.findings.iter().any(|finding| {
+        let subject =
+            if finding.subject.is_empty() { String::new() } else { format!("{}: ", finding.subject) };
+        format!("{} {subject}{}", finding.level.word(), finding.title).starts_with(text)
+    })
+}
+
 /// What a report says of one check.
 fn finding(patient: &Patient, check: &str) -> (String, String) {
     let report = examine(patient);
@@ -139,17 +169,14 @@ fn finding(patient: &Patient, check: &str) -> (String, String) {
 #[test]
 fn a_watch_shows_what_was_added_and_says_at_least_where_a_counter_stuck() {
     let folder = plant("healthy-fdr-pair");
-    let counter = |name: &str, value: &str| {
-        let path = format!("sys/class/infiniband/ibp2s0/ports/1/counters/{name}");
-        fs::write(folder.path().join(path), value).unwrap();
+    let counters = |values: &[(&str, &str)]| {
+        for (name, value) in values {
+            fs::write(folder.path().join(PORT).join("counters").join(name), value).unwrap();
+        }
     };
     let watch = |before: &[(&str, &str)], after: &[(&str, &str)]| {
-        before.iter().for_each(|(name, value)| counter(name, value));
-        let host = Host::read(folder.path());
-        after.iter().for_each(|(name, value)| counter(name, value));
-        let watched = Watched { time: Duration::from_secs(10), later: Host::read(folder.path()).rdma };
-        let aside = Aside::ask(&host);
-        finding(&Patient { host, aside, watched: Some(watched), export: None }, "errors-added")
+        counters(before);
+        finding(&watched(folder.path(), || counters(after)), "errors-added")
     };
     let data = ("port_xmit_data", "0");
     let (title, read) = watch(
@@ -167,6 +194,333 @@ fn a_watch_shows_what_was_added_and_says_at_least_where_a_counter_stuck() {
     assert!(title.contains("at least 17.180 GB sent"), "{title}");
     let (title, _) = watch(&[("port_xmit_discards", "1")], &[("port_xmit_discards", "9")]);
     assert!(title.starts_with("note packets were dropped"), "{title}");
+    // A counter that is less than before was reset, by whoever watches with another program.
+    let (title, read) = watch(&[("symbol_error", "5"), ("port_xmit_data", "9")], &[("symbol_error", "0")]);
+    assert!(title.starts_with("note counters were reset in 10 s") && !title.contains("at least"), "{title}");
+    assert_eq!(read, "5 at first, then reset, and 0 since");
+    let (title, read) =
+        watch(&[("symbol_error", "65535")], &[("symbol_error", "2"), ("port_xmit_data", "0")]);
+    assert!(title.starts_with("WARN bits were lost"), "{title}");
+    assert!(title.contains("0.000 GB sent since the counter was reset"), "{title}");
+    assert_eq!(read, "65535 at first, then reset, and 2 since");
+}
+
+#[test]
+fn a_watch_says_what_it_cannot_see_any_more() {
+    let device = "sys/class/infiniband/ibp2s0";
+    let change = |change: &dyn Fn(&Path)| {
+        let folder = plant("healthy-fdr-pair");
+        examine(&watched(folder.path(), || change(folder.path())))
+    };
+    let write =
+        |folder: &Path, file: &str, text: &str| fs::write(folder.join(PORT).join(file), text).unwrap();
+
+    let report = change(&|folder| fs::remove_dir_all(folder.join(PORT).join("counters")).unwrap());
+    assert!(says(&report, "WARN ibp2s0 port 1: error counters went away in 10 s"), "{report:?}");
+    let report = change(&|folder| write(folder, "counters/symbol_error", "N/A (no PMA)"));
+    assert!(says(&report, "WARN ibp2s0 port 1: error counters went away in 10 s"), "{report:?}");
+
+    let report = change(&|folder| fs::remove_file(folder.join(device)).unwrap());
+    assert!(says(&report, "FAIL ibp2s0: was there, and went away in 10 s"), "{report:?}");
+    assert!(says(&report, "FAIL 0000:02:00.0: ConnectX-3"), "{report:?}");
+    let report = change(&|folder| fs::remove_dir_all(folder.join(PORT)).unwrap());
+    assert!(says(&report, "FAIL ibp2s0 port 1: was there, and went away in 10 s"), "{report:?}");
+
+    let report = change(&|folder| {
+        write(folder, "state", "1: DOWN");
+        write(folder, "phys_state", "2: Polling");
+    });
+    assert!(says(&report, "FAIL ibp2s0 port 1: was active, and went down in 10 s"), "{report:?}");
+    assert!(says(&report, "FAIL ibp2s0 port 1: no signal (2: Polling)"), "{report:?}");
+    assert!(!says(&report, "ok ibp2s0 port 1: active"), "{report:?}");
+    let report = change(&|folder| write(folder, "rate", "40 Gb/sec (4X QDR)"));
+    assert!(says(&report, "WARN ibp2s0 port 1: changed its rate in 10 s"), "{report:?}");
+
+    // What could never be read is not taken for zero.
+    let folder = plant("healthy-fdr-pair");
+    write(folder.path(), "counters/symbol_error", "N/A (no PMA)");
+    let report = examine(&watched(folder.path(), || {}));
+    assert!(
+        says(&report, "note ibp2s0 port 1: no errors in 10 s in those counters that can be read"),
+        "{report:?}"
+    );
+    let said = about(folder.path(), &[]).success();
+    assert!(said.contains("all error counters that can be read are zero"), "{said}");
+}
+
+#[test]
+fn a_dead_port_is_excused_only_by_another_one_of_its_card() {
+    let folder = plant("healthy-fdr-pair");
+    let root = folder.path();
+    let down = |port: &Path| {
+        fs::write(port.join("state"), "1: DOWN\n").unwrap();
+        fs::write(port.join("phys_state"), "2: Polling\n").unwrap();
+    };
+    let second = |card: &str, device: &str| {
+        let place = root.join("sys/devices/pci0000:00/0000:00:01.0").join(card);
+        fs::create_dir_all(&place).unwrap();
+        copy(&root.join(CARD), &place);
+        fs::rename(place.join("infiniband/ibp2s0"), place.join("infiniband").join(device)).unwrap();
+        let link = place.join("infiniband").join(device).join("device");
+        fs::remove_file(&link).unwrap();
+        symlink(format!("../../../{card}"), link).unwrap();
+        let target = format!("../../devices/pci0000:00/0000:00:01.0/{card}/infiniband/{device}");
+        symlink(target, root.join("sys/class/infiniband").join(device)).unwrap();
+    };
+    second("0000:03:00.0", "ibp3s0");
+    second("0000:02:00.1", "ibp2s0f1");
+    down(&root.join(PORT));
+    // The second function of this card works: a port that nobody uses.
+    let said = about(root, &[]);
+    assert!(said.out.contains("note  ibp2s0 port 1: no link (2: Polling)"), "{said:?}");
+    // The other card goes on working, and that is no excuse.
+    fs::remove_file(root.join("sys/class/infiniband/ibp2s0f1")).unwrap();
+    let said = about(root, &[]);
+    assert!(said.out.contains("FAIL  ibp2s0 port 1: no signal (2: Polling)"), "{said:?}");
+    assert!(said.out.contains("ok    ibp3s0 port 1: active"), "{said:?}");
+}
+
+#[test]
+fn a_port_that_is_switched_off_looks_for_nobody() {
+    let folder = plant("no-subnet-manager");
+    fs::write(folder.path().join(PORT).join("state"), "1: DOWN\n").unwrap();
+    fs::write(folder.path().join(PORT).join("phys_state"), "3: Disabled\n").unwrap();
+    let said = about(folder.path(), &[]);
+    assert!(said.out.contains("FAIL  ibp2s0 port 1: switched off (3: Disabled)"), "{said:?}");
+    assert!(!said.out.contains("finds none") && !said.out.contains("Ethernet"), "{said:?}");
+}
+
+#[test]
+fn firewalls_are_opened_on_the_interface_of_the_fabric_alone() {
+    let folder = plant("roce-40g");
+    let conf = folder.path().join("etc/ufw/ufw.conf");
+    let nft = about(folder.path(), &[]);
+    fs::write(&conf, "ENABLED=no\n").unwrap();
+    let said = about(folder.path(), &[]);
+    for way in ["udp dport 4791", "tcp dport 17420"] {
+        let rule = format!("sudo nft insert rule inet filter input iifname enp2s0 {way} accept");
+        assert!(said.out.contains(&rule), "{rule}: {said:?}");
+    }
+    assert!(nft.out.contains("sudo ufw allow in on enp2s0 to any port 4791 proto udp\n"), "{nft:?}");
+    let services = folder.path().join("etc/systemd/system/multi-user.target.wants");
+    fs::create_dir_all(&services).unwrap();
+    symlink("/usr/lib/systemd/system/firewalld.service", services.join("firewalld.service")).unwrap();
+    let said = about(folder.path(), &[]);
+    let trust = "sudo firewall-cmd --permanent --zone=trusted --change-interface=enp2s0\n";
+    assert!(said.out.contains(trust), "{said:?}");
+    // InfiniBand itself passes no firewall, but what leads to it comes by IP.
+    let folder = plant("healthy-fdr-pair");
+    fs::create_dir_all(folder.path().join("etc/ufw")).unwrap();
+    fs::write(folder.path().join("etc/ufw/ufw.conf"), "ENABLED=yes\n").unwrap();
+    let said = about(folder.path(), &[]).success();
+    assert!(said.contains("sudo ufw allow in on ib0 to any port 17420 proto tcp\n"), "{said}");
+    assert!(!said.contains("4791"), "{said}");
+}
+
+#[test]
+fn rates_are_judged_by_what_the_card_is() {
+    for (card, psid, rate, level) in [
+        ("0x1003", "MT_1100120019", "56 Gb/sec (4X FDR)", "ok"),
+        ("0x1003", "MT_1100120019", "40 Gb/sec (4X FDR10)", "warn"),
+        ("0x1003", "MT_1080120023", "40 Gb/sec (4X QDR)", "note"),
+        ("0x1003", "MT_1120120018", "40 Gb/sec (4X QDR)", "ok"),
+        ("0x1003", "MT_1100120019", "14 Gb/sec (1X FDR)", "warn"),
+        ("0x673c", "MT_0D80120009", "40 Gb/sec (4X QDR)", "ok"),
+        ("0x1011", "MT_1210110019", "40 Gb/sec (4X QDR)", "warn"),
+        ("0x1013", "MT_2180110032", "40 Gb/sec (4X QDR)", "warn"),
+        ("0x1017", "MT_0000000008", "40 Gb/sec (4X FDR10)", "warn"),
+        ("0x1017", "MT_0000000008", "56 Gb/sec (4X FDR)", "note"),
+        ("0x101b", "MT_0000000223", "100 Gb/sec (2X HDR)", "note"),
+        ("0x101b", "MT_0000000223", "200 Gb/sec (4X HDR)", "ok"),
+        ("0x101b", "MT_0000000223", "50 Gb/sec (1X HDR)", "warn"),
+    ] {
+        let folder = plant("healthy-fdr-pair");
+        let root = folder.path();
+        fs::write(root.join(CARD).join("device"), card).unwrap();
+        fs::write(root.join(DEVICE).join("board_id"), psid).unwrap();
+        fs::write(root.join(PORT).join("rate"), rate).unwrap();
+        let value: Value = serde_json::from_str(&about(root, &["--json"]).out).unwrap();
+        let findings = value["findings"].as_array().unwrap();
+        let finding = findings.iter().find(|finding| finding["check"] == "rate").unwrap();
+        assert_eq!(finding["level"], level, "{card} {rate}: {finding}");
+        let is_old = ["0x1003", "0x673c"].contains(&card);
+        assert!(is_old || !finding["means"].as_str().unwrap().contains("QCBT"), "{card}: {finding}");
+    }
+}
+
+#[test]
+fn nobody_is_sent_to_burn_or_set_what_is_only_lent() {
+    let mut lent = 0;
+    for &name in MACHINES {
+        let folder = plant(name);
+        let device = folder.path().join(CARD).join("device");
+        let Ok(number) = fs::read_to_string(&device) else { continue };
+        let virtual_function = match number.trim() {
+            "0x1003" | "0x1007" => "0x1004",
+            "0x1013" => "0x1014",
+            _ => "0x1018",
+        };
+        fs::write(&device, virtual_function).unwrap();
+        lent += 1;
+        let said = about(folder.path(), &["--verbose"]);
+        for tool in ["mstflint", "mstconfig", "mget_temp", "sudo tee /sys/devices/pci"] {
+            assert!(!said.out.contains(tool), "{name}: {tool}: {said:?}");
+        }
+    }
+    assert!(lent > 10, "{lent}");
+}
+
+#[test]
+fn a_card_that_calls_itself_a_serial_bus_is_found() {
+    let folder = plant("half-loaded-driver");
+    let root = folder.path();
+    fs::write(root.join(CARD).join("device"), "0x673c\n").unwrap();
+    fs::write(root.join(CARD).join("class"), "0x0c0600\n").unwrap();
+    let said = about(root, &[]);
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(said.out.contains("FAIL  0000:02:00.0: a Mellanox card older than ConnectX-3"), "{said:?}");
+    // One that no list of ours has, by its class alone; and a bridge, which is no card.
+    fs::write(root.join(CARD).join("device"), "0x5a44\n").unwrap();
+    let said = about(root, &[]);
+    assert!(said.out.contains("WARN  0000:02:00.0: a Mellanox/NVIDIA card (15b3:5a44)"), "{said:?}");
+    fs::write(root.join(CARD).join("class"), "0x060400\n").unwrap();
+    let said = about(root, &[]);
+    assert!(said.out.contains("no Mellanox/NVIDIA card on PCI"), "{said:?}");
+}
+
+#[test]
+fn software_rdma_and_nbd_are_promised_only_where_the_kernel_has_them() {
+    let folder = plant("no-card");
+    let root = folder.path();
+    let lists = root.join("lib/modules/6.1.0-18-amd64");
+    let said = || about(root, &[]).out.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(said().contains("the kernel can do RDMA in software"), "{}", said());
+    fs::write(lists.join("modules.dep"), "kernel/drivers/block/loop.ko.xz:\n").unwrap();
+    for part in ["it has no rdma_rxe", "note this kernel has no driver of /dev/nbdN"] {
+        assert!(said().contains(part), "{part}: {}", said());
+    }
+    assert!(!said().contains("modprobe"), "{}", said());
+    fs::write(lists.join("modules.builtin"), "kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko\n").unwrap();
+    assert!(said().contains("the kernel can do RDMA in software"), "{}", said());
+    fs::remove_dir_all(&lists).unwrap();
+    for part in ["kernels that have the module rdma_rxe can", "/sbin/modinfo nbd"] {
+        assert!(said().contains(part), "{part}: {}", said());
+    }
+    // A card whose driver is not there cannot have it loaded.
+    let folder = plant("half-loaded-driver");
+    fs::write(folder.path().join("lib/modules/6.1.0-18-amd64/modules.dep"), "kernel/x.ko:\n").unwrap();
+    let said = about(folder.path(), &[]);
+    assert!(
+        said.out.contains("This kernel has no mlx4_ib.") && !said.out.contains("modprobe -a"),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn addresses_that_somebody_gave_are_told_from_those_that_made_themselves() {
+    let folder = plant("soft-roce");
+    let gids = folder.path().join("sys/devices/virtual/infiniband/rxe0/ports/1/gids");
+    fs::write(gids.join("1"), "fd00:0000:0000:0000:0000:0000:0000:0001\n").unwrap();
+    let said = about(folder.path(), &[]).success();
+    assert!(said.contains("note  rxe0 port 1: RoCE v2 at fd00::1 (entry 1), and no IPv4 address"), "{said}");
+    assert!(!said.contains("makes for itself"), "{said}");
+    fs::remove_file(gids.join("1")).unwrap();
+    let said = about(folder.path(), &[]);
+    assert!(
+        said.out.contains("WARN  rxe0 port 1: no IPv4 address") && said.out.contains("for itself"),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn a_temperature_that_cannot_be_is_no_alarm() {
+    for (input, critical, text) in [
+        ("45000", "105000", "ok    0000:02:00.0: 45 °C"),
+        ("45000", "0", "ok    0000:02:00.0: 45 °C"),
+        ("-5000", "105000", "note  0000:02:00.0: its sensor says -5 °C, which cannot be"),
+        ("0", "105000", "note  0000:02:00.0: its sensor says 0 °C, which cannot be"),
+        ("4294967295", "105000", "note  0000:02:00.0: its sensor says 4294967 °C, which cannot be"),
+        ("91000", "-1", "WARN  0000:02:00.0: 91 °C: too hot"),
+        ("101000", "100000", "FAIL  0000:02:00.0: 101 °C: far too hot"),
+        ("105000", "4294967295", "FAIL  0000:02:00.0: 105 °C: far too hot"),
+    ] {
+        let folder = plant("connectx-5");
+        let sensor = folder.path().join(CARD).join("hwmon/hwmon3");
+        fs::write(sensor.join("temp1_input"), input).unwrap();
+        fs::write(sensor.join("temp1_crit"), critical).unwrap();
+        let said = about(folder.path(), &[]);
+        assert!(said.out.contains(text), "{input} {critical}: {said:?}");
+    }
+}
+
+#[test]
+fn no_file_can_draw_on_the_terminal_or_write_lines_of_its_own() {
+    let folder = plant("memlock-64k");
+    let root = folder.path();
+    let fake = "all is well: 0 failures";
+    fs::write(root.join(DEVICE).join("fw_ver"), format!("2.42.5000\n\n{fake}\n")).unwrap();
+    fs::write(root.join("proc/sys/kernel/hostname"), format!("tama\r\n{fake}\n")).unwrap();
+    fs::write(root.join("proc/self/limits"), "Max locked memory \x1b[2J65536 \x1b[31m65536 bytes\n").unwrap();
+    fs::create_dir_all(root.join("etc/systemd/system")).unwrap();
+    fs::write(root.join("etc/systemd/system/kaerud.service"), "LimitMEMLOCK=\x1b]0;x\x07 8M\r9G\n").unwrap();
+    fs::write(root.join("proc/cpuinfo"), "model name : \x1b[31mCPU\n").unwrap();
+    let driver = root.join(CARD).join("driver");
+    fs::remove_file(&driver).unwrap();
+    symlink("../../../../bus/pci/drivers/mlx4\x1b[2J_core", &driver).unwrap();
+    fs::create_dir_all(root.join("sys/bus/pci/drivers/mlx4\x1b[2J_core")).unwrap();
+    let said = about(root, &["--verbose"]);
+    assert_eq!(said.out.chars().find(|c| c.is_control() && *c != '\n'), None, "{said:?}");
+    assert!(!said.out.contains(fake), "{said:?}");
+    assert!(said.out.starts_with("kaeru-doctor 0.1.0 on a machine, kernel 6.1.0-18-amd64\n"), "{said:?}");
+    let verdicts =
+        said.out.lines().filter(|line| line.contains(" failures, ") || line.contains(" failure, "));
+    assert_eq!(verdicts.count(), 1, "{said:?}");
+}
+
+#[test]
+fn what_the_library_says_counts_more_than_files() {
+    let folder = plant("healthy-fdr-pair");
+    let told = |active, greatest, setting: &str, library: &[&str]| {
+        fs::write(folder.path().join(CARD).join("mlx4_port1_mtu"), setting).unwrap();
+        let host = Host::read(folder.path());
+        let aside = Aside {
+            library: Some(library.iter().map(|&name| name.to_owned()).collect()),
+            packets: vec![Packets { device: "ibp2s0".into(), port: 1, active, greatest }],
+            ..Aside::ask(&host)
+        };
+        examine(&Patient { host, aside, watched: None, export: None })
+    };
+    let report = told(4096, 4096, "4096", &["ibp2s0"]);
+    assert!(says(&report, "ok ibp2s0 port 1: its packets may have 4096 bytes"), "{report:?}");
+    assert!(says(&report, "ok ibp2s0: libibverbs has a driver for it"), "{report:?}");
+    let report = told(2048, 4096, "4096", &[]);
+    let mtu = "note ibp2s0 port 1: its packets have at most 2048 bytes; 4096 is possible";
+    assert!(says(&report, mtu) && !format!("{report:?}").contains("echo 4096"), "{report:?}");
+    assert!(says(&report, "FAIL ibp2s0: libibverbs has no driver for it (mlx4)"), "{report:?}");
+    let report = told(2048, 2048, "2048", &["ibp2s0"]);
+    assert!(says(&report, mtu) && format!("{report:?}").contains("echo 4096"), "{report:?}");
+    // Cards of mlx5 have it in no file.
+    fs::remove_file(folder.path().join(CARD).join("mlx4_port1_mtu")).unwrap();
+    let host = Host::read(folder.path());
+    let packets = vec![Packets { device: "ibp2s0".into(), port: 1, active: 2048, greatest: 4096 }];
+    let aside = Aside { packets, ..Aside::ask(&host) };
+    let report = examine(&Patient { host, aside, watched: None, export: None });
+    assert!(says(&report, mtu), "{report:?}");
+    // An interface with room for long packets is not enough if the device does not use it.
+    let folder = plant("connectx-5");
+    let host = Host::read(folder.path());
+    let packets = vec![Packets { device: "ibp2s0".into(), port: 1, active: 1024, greatest: 4096 }];
+    let aside = Aside { packets, ..Aside::ask(&host) };
+    let report = examine(&Patient { host, aside, watched: None, export: None });
+    assert!(says(&report, "note ibp2s0 port 1: MTU 9000 of enp2s0 has room"), "{report:?}");
+}
+
+#[test]
+fn a_machine_is_planted_in_a_folder_that_is_not_there_yet() {
+    let folder = scratch();
+    let new = folder.path().join("some/where");
+    run(Command::new(recordings().join("plant")).arg("no-card").arg(&new)).success();
+    assert!(about(&new, &[]).out.contains("on tama"));
 }
 
 #[test]
@@ -225,7 +579,68 @@ fn a_peer_that_does_not_answer_is_a_finding() {
     for part in ["The other machine", "cannot be asked", "Connection refused", "start kaerud"] {
         assert!(said.out.contains(part), "{part}: {said:?}");
     }
-    doctor(&["--peer", "host:0"]).failure(2, &["port"]);
+    assert_eq!(said.out.matches(&closed.to_string()).count(), 1, "{said:?}");
+    doctor(&["--peer", "host:0"]).failure(64, &["port"]);
+}
+
+/// Lets one stream after another in, until the test ends.
+fn listen(serve: impl Fn(TcpStream) + Clone + Send + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let serve = serve.clone();
+            std::thread::spawn(move || serve(stream));
+        }
+    });
+    address
+}
+
+#[test]
+fn only_what_speaks_as_kaerud_does_is_called_an_old_one() {
+    let answers: [&'static [u8]; 4] =
+        [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00\xff\x1b[2J garbage", b"KAERUCTL\x00\x00"];
+    for answer in answers {
+        let said = doctor(&[
+            "--peer",
+            &listen(move |mut stream| {
+                let _ = stream.write_all(answer);
+            }),
+        ]);
+        assert_eq!(said.code, Some(2), "{said:?}");
+        assert!(said.out.contains("does not speak as kaerud does"), "{answer:?}: {said:?}");
+        assert!(!said.out.contains("older than"), "{answer:?}: {said:?}");
+    }
+    // One that says nothing for as long as it is asked.
+    let silent = listen(|mut stream| {
+        let _ = std::io::copy(&mut stream, &mut std::io::sink());
+    });
+    let said = doctor(&["--peer", &silent]);
+    assert!(said.out.contains("does not speak as kaerud does"), "{said:?}");
+
+    // A kaerud that goes away when it hears the question that older ones do not know.
+    let server = Server::start(&["--null", "x=1M"]);
+    let address = server.address;
+    let old = listen(move |mut client| {
+        let mut server = TcpStream::connect(address).unwrap();
+        let (mut answers, mut back) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+        std::thread::spawn(move || std::io::copy(&mut answers, &mut back));
+        let mut preamble = [0; 8];
+        client.read_exact(&mut preamble).unwrap();
+        server.write_all(&preamble).unwrap();
+        let mut header = [0; HEADER_BYTES];
+        while client.read_exact(&mut header).is_ok() && header[4..] != DESCRIBE.to_be_bytes() {
+            let mut body = vec![0; u32::from_be_bytes(header[..4].try_into().unwrap()) as usize];
+            client.read_exact(&mut body).unwrap();
+            server.write_all(&header).unwrap();
+            server.write_all(&body).unwrap();
+        }
+        let _ = (client.shutdown(Shutdown::Both), server.shutdown(Shutdown::Both));
+    });
+    let said = doctor(&["--peer", &old]);
+    let text = said.out.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(text.contains("A kaerud is there, and did not answer."), "{said:?}");
+    assert!(text.contains("install the same version"), "{said:?}");
 }
 
 #[test]
@@ -235,10 +650,13 @@ fn help_manual_completions_and_wrong_usage() {
         assert!(said.contains("kaeru-doctor"), "{arguments:?}: {said}");
     }
     assert!(run_kaeru(&["doctor", "--help"]).success().contains("kaeru-doctor"));
-    doctor(&["--no-such-flag"]).failure(2, &["--no-such-flag"]);
-    doctor(&["--watch", "0"]).failure(2, &["some time"]);
-    doctor(&["--root", "/no/such/folder"]).failure(2, &["/no/such/folder", "--root"]);
-    doctor(&["--root", "/etc/passwd"]).failure(2, &["is no folder"]);
+    // 2 would say that something does not work.
+    doctor(&["--no-such-flag"]).failure(64, &["--no-such-flag"]);
+    doctor(&["--watch", "0"]).failure(64, &["some time"]);
+    doctor(&["--root", "/no/such/folder"]).failure(64, &["/no/such/folder", "--root"]);
+    doctor(&["--root", "/etc/passwd"]).failure(64, &["is no folder"]);
+    run_kaeru(&["doctor", "--no-such-flag"]).failure(64, &["--no-such-flag"]);
+    assert!(doctor(&["--help"]).success().contains("64 wrong usage"));
 }
 
 #[test]
@@ -274,10 +692,11 @@ fn damaged_files_neither_stop_it_nor_make_it_wait() {
             damage(folder.path(), &mut random);
         }
         let start = Instant::now();
+        // It was whole when the watch began.
+        let earlier = Host::read(whole.path()).rdma;
         let host = Host::read(folder.path());
-        let later = Host::read(folder.path()).rdma;
         let aside = Aside::ask(&host);
-        let watched = Some(Watched { time: Duration::from_secs(1), later });
+        let watched = Some(Watched { time: Duration::from_secs(1), earlier });
         let report = examine(&Patient { host, aside, watched, export: Some(1 << 30) });
         let mut out = Vec::new();
         report.print_text(Paint::PLAIN, true, &mut out).unwrap();

@@ -48,8 +48,10 @@ pub struct Counter {
 pub enum Growth {
     /// So much.
     Exactly(u64),
-    /// So much or more: it stuck at its greatest value, or was reset meanwhile.
+    /// So much or more: it stuck at its greatest value.
     AtLeast(u64),
+    /// Somebody reset it meanwhile: so much since then, and nobody knows how much before.
+    Reset(u64),
     /// It stuck at its greatest value before the first reading.
     Unknown,
 }
@@ -78,7 +80,7 @@ impl Counter {
         let (before, after) = (self.value()?, later.value()?);
         Some(match () {
             () if self.is_stuck() && later.is_stuck() => Growth::Unknown,
-            () if after < before => Growth::AtLeast(after),
+            () if after < before => Growth::Reset(after),
             () if later.is_stuck() => Growth::AtLeast(after - before),
             () => Growth::Exactly(after - before),
         })
@@ -100,7 +102,10 @@ mod tests {
             ("symbol_error", "0", "12", Some(Growth::Exactly(12))),
             ("symbol_error", "65000", "65535", Some(Growth::AtLeast(535))),
             ("symbol_error", "65535", "65535", Some(Growth::Unknown)),
-            ("symbol_error", "65535", "7", Some(Growth::AtLeast(7))),
+            ("symbol_error", "65535", "7", Some(Growth::Reset(7))),
+            ("symbol_error", "5", "0", Some(Growth::Reset(0))),
+            ("port_xmit_data", "4294967295", "0", Some(Growth::Reset(0))),
+            ("local_link_integrity_errors", "15", "14", Some(Growth::Reset(14))),
             ("link_downed", "250", "255", Some(Growth::AtLeast(5))),
             ("local_link_integrity_errors", "14", "15", Some(Growth::AtLeast(1))),
             ("local_link_integrity_errors", "15", "15", Some(Growth::Unknown)),

@@ -9,8 +9,19 @@ use std::str::FromStr;
 pub struct Fact {
     /// Where it was looked for, below the root.
     pub path: String,
-    /// What it said: one short text without control characters.
+    /// What it said: one short line of text, which may be printed as it came.
     pub value: Result<String, Unread>,
+}
+
+/// Whether a character may be printed as it came: it moves no cursor, ends no line, and turns no text around.
+pub(super) fn is_plain(c: char) -> bool {
+    !c.is_control()
+        && !matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// `text`, if it is one line that may be printed as it came.
+pub(super) fn line(text: &str) -> Result<String, Unread> {
+    if text.chars().all(is_plain) { Ok(text.to_owned()) } else { Err(Unread::NotText) }
 }
 
 /// Why there is no value.
@@ -24,7 +35,7 @@ pub enum Unread {
     Denied,
     /// It is a folder, a device, or something else that is not opened.
     NotAFile,
-    /// It is no text.
+    /// It is no text, more than one line of it, or text that would move a terminal's cursor.
     NotText,
     /// It is longer than any value is.
     TooLong,
@@ -51,7 +62,7 @@ impl fmt::Display for Unread {
             Self::Empty => "empty",
             Self::Denied => "not readable without root",
             Self::NotAFile => "not a file",
-            Self::NotText => "not text",
+            Self::NotText => "not one line of text",
             Self::TooLong => "too long",
             Self::Failed(reason) => reason,
         })
@@ -68,7 +79,7 @@ impl Default for Fact {
 impl Fact {
     /// A value that was not read from a file here.
     pub fn told(path: &str, value: &str) -> Self {
-        let value = if value.is_empty() { Err(Unread::Missing) } else { Ok(value.to_owned()) };
+        let value = if value.is_empty() { Err(Unread::Missing) } else { line(value) };
         Self { path: path.to_owned(), value }
     }
 

@@ -83,6 +83,8 @@ pub struct PciDevice {
     pub critical: Option<Fact>,
     /// `mlx4_port1`, `mlx4_port2`: what a port is set to.
     pub port_modes: Vec<Fact>,
+    /// Whether it is a virtual function of a card that is seen here, too.
+    pub has_physical: bool,
 }
 
 /// One end of a PCI link.
@@ -201,7 +203,25 @@ impl PciDevice {
                 .map(fact)
                 .filter(|fact| fact.get().is_some())
                 .collect(),
+            has_physical: tree.exists(&format!("{path}/physfn")),
         }
+    }
+
+    /// Whether it is a part of a card that another machine, or the host of this one, has lent: firmware, settings and
+    /// sensors belong to the whole card, and cannot be reached from here.
+    pub fn is_virtual(&self) -> bool {
+        self.has_physical || self.known().is_some_and(|(_, _, name)| name.ends_with("virtual function"))
+    }
+
+    /// What all functions of one card share: bus and device.
+    pub fn place(&self) -> &str {
+        self.address.rsplit_once('.').map_or(&self.address, |(place, _)| place)
+    }
+
+    /// Whether it is a card before ConnectX-3 that mlx4 drives.
+    fn is_old_mlx4(&self) -> bool {
+        let number = self.device.number().filter(|_| self.vendor.number() == Some(MELLANOX));
+        number.is_some_and(|number| OLD_MLX4.contains(&number))
     }
 
     /// Which cards it belongs to.
@@ -221,9 +241,7 @@ impl PciDevice {
         let is_ours = self.vendor.number() == Some(MELLANOX);
         match self.known() {
             Some((_, _, name)) => format!("{name} ({numbers})"),
-            None if is_ours && self.device.number().is_some_and(|number| OLD_MLX4.contains(&number)) => {
-                format!("a Mellanox card older than ConnectX-3 ({numbers})")
-            }
+            None if self.is_old_mlx4() => format!("a Mellanox card older than ConnectX-3 ({numbers})"),
             None if is_ours => format!("a Mellanox/NVIDIA card ({numbers})"),
             None => format!("a card of another maker ({numbers})"),
         }
@@ -233,10 +251,7 @@ impl PciDevice {
     pub fn rdma_module(&self) -> Option<&'static str> {
         match self.family() {
             Family::ConnectX3 | Family::ConnectX3Pro => Some("mlx4_ib"),
-            Family::Other => {
-                let old = self.device.number().is_some_and(|number| OLD_MLX4.contains(&number));
-                (old && self.vendor.number() == Some(MELLANOX)).then_some("mlx4_ib")
-            }
+            Family::Other => self.is_old_mlx4().then_some("mlx4_ib"),
             _ => Some("mlx5_ib"),
         }
     }
@@ -263,11 +278,18 @@ pub(super) fn read_cards(tree: &Tree) -> Vec<PciDevice> {
         .into_iter()
         .map(|name| format!("{folder}/{name}"))
         .filter(|path| tree.fact(&format!("{path}/vendor")).number() == Some(MELLANOX))
-        // Class 02: network. Not a bridge of a BlueField.
-        .filter(|path| tree.fact(&format!("{path}/class")).number().is_some_and(|class| class >> 16 == 2))
         .filter_map(|path| tree.real(&path))
         .map(|path| PciDevice::read(tree, &format!("/{path}")))
+        .filter(|card| {
+            card.known().is_some() || card.is_old_mlx4() || is_network(tree, &format!("{}/class", card.path))
+        })
         .collect()
+}
+
+/// Whether a class is a network card's, which the bridge of a BlueField is not. Cards before ConnectX-3 say that they are
+/// serial buses, of the kind InfiniBand.
+fn is_network(tree: &Tree, path: &str) -> bool {
+    tree.fact(path).number().is_some_and(|class| class >> 16 == 0x02 || class >> 8 == 0x0c06)
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! RDMA devices and their ports, as `/sys/class/infiniband` shows them.
 
+use std::net::{Ipv4Addr, Ipv6Addr};
+
 use super::counters::{COUNTERS, Counter};
 use super::fact::Fact;
 use super::net::NetDev;
@@ -259,6 +261,12 @@ impl Port {
         self.link_layer.get() == Some("Ethernet")
     }
 
+    /// Whether an InfiniBand port is switched off or asleep, so that it looks for no other one. Ethernet ports say the
+    /// same whenever there is no link.
+    pub fn is_off(&self) -> bool {
+        self.is_infiniband() && matches!(self.phys_state.code(), Some(1 | 3))
+    }
+
     /// Whether it carries data.
     pub fn is_active(&self) -> bool {
         self.state.code() == Some(4)
@@ -311,8 +319,14 @@ impl Gid {
     }
 
     /// The IPv4 address in it.
-    pub fn ipv4(&self) -> Option<std::net::Ipv4Addr> {
-        self.address.parse::<std::net::Ipv6Addr>().ok()?.to_ipv4_mapped()
+    pub fn ipv4(&self) -> Option<Ipv4Addr> {
+        self.address.parse::<Ipv6Addr>().ok()?.to_ipv4_mapped()
+    }
+
+    /// The IPv6 address in it that somebody gave the interface: not one that it made for itself on its own link.
+    pub fn global(&self) -> Option<Ipv6Addr> {
+        let address = self.address.parse::<Ipv6Addr>().ok()?;
+        (address.to_ipv4_mapped().is_none() && !address.is_unicast_link_local()).then_some(address)
     }
 }
 

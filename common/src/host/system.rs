@@ -1,6 +1,6 @@
 //! The machine around the card: who asks, kernel, processors, memory and its limits, the NBD driver.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::fact::Fact;
 use super::tree::Tree;
@@ -59,6 +59,10 @@ pub struct Software {
     pub mstflint: Fact,
     /// Whether the firewall ufw is switched on.
     pub ufw: Option<bool>,
+    /// Whether the firewall firewalld starts with the machine.
+    pub firewalld: bool,
+    /// The modules that the running kernel has on disk or within itself; `None` where no file lists them.
+    pub shipped: Option<BTreeSet<String>>,
     /// Settings of the driver mlx4 that limit how much memory it can register.
     pub log_num_mtt: Fact,
     /// Likewise.
@@ -70,8 +74,11 @@ impl Software {
         let providers = tree.names("/etc/libibverbs.d");
         let ufw = tree.lines("/etc/ufw/ufw.conf").ok();
         let rdma_cm = "/dev/infiniband/rdma_cm";
+        let kernel = tree.fact("/proc/sys/kernel/osrelease");
+        let services = tree.names("/etc/systemd/system/multi-user.target.wants");
         Self {
-            kernel: tree.fact("/proc/sys/kernel/osrelease"),
+            shipped: kernel.get().and_then(|release| shipped(tree, release)),
+            kernel,
             hostname: tree.fact("/proc/sys/kernel/hostname"),
             modules: tree.names("/sys/module"),
             providers: providers
@@ -85,6 +92,7 @@ impl Software {
                 let value = lines.iter().find_map(|line| line.trim().strip_prefix("ENABLED="))?;
                 Some(value.trim().eq_ignore_ascii_case("yes"))
             }),
+            firewalld: services.iter().any(|name| name == "firewalld.service"),
             log_num_mtt: tree.fact("/sys/module/mlx4_core/parameters/log_num_mtt"),
             log_mtts_per_seg: tree.fact("/sys/module/mlx4_core/parameters/log_mtts_per_seg"),
         }
@@ -94,6 +102,26 @@ impl Software {
     pub fn has_module(&self, name: &str) -> bool {
         self.modules.iter().any(|module| module == name)
     }
+
+    /// Whether the running kernel has a module, loaded or not; `None` where nothing tells.
+    pub fn kernel_has(&self, name: &str) -> Option<bool> {
+        let shipped = self.shipped.as_ref().map(|shipped| shipped.contains(name));
+        if self.has_module(name) { Some(true) } else { shipped }
+    }
+}
+
+/// The names in the lists that `depmod` makes. Without the one of files there is nothing to be said: a container has none
+/// of its host's.
+fn shipped(tree: &Tree, release: &str) -> Option<BTreeSet<String>> {
+    let folder = format!("/lib/modules/{release}");
+    let mut lines = tree.list(&format!("{folder}/modules.dep")).ok()?;
+    lines.extend(tree.list(&format!("{folder}/modules.builtin")).unwrap_or_default());
+    // kernel/drivers/block/nbd.ko.xz: what it needs
+    let name = |line: &String| {
+        let file = line.split(':').next()?.rsplit('/').next()?;
+        Some(file.split_once(".ko")?.0.replace('-', "_"))
+    };
+    Some(lines.iter().filter_map(name).collect())
 }
 
 /// Processors.
@@ -202,8 +230,8 @@ pub struct Memory {
     pub lock_limit: Option<Limit>,
     /// The line that says so.
     pub lock_line: Fact,
-    /// The unit of kaerud, and its `LimitMEMLOCK`.
-    pub unit: Option<(String, Option<String>)>,
+    /// The last `LimitMEMLOCK` of the unit of kaerud, where there is such a unit.
+    pub unit: Option<Fact>,
 }
 
 impl Memory {
@@ -229,15 +257,15 @@ impl Memory {
             lock_line,
             unit: UNITS
                 .into_iter()
-                .find_map(|path| Some((path.to_owned(), unit_limit(&tree.lines(path).ok()?)))),
+                .find_map(|path| Some(Fact::told(path, &unit_limit(&tree.lines(path).ok()?)))),
         }
     }
 }
 
-/// The last `LimitMEMLOCK` of a unit.
-fn unit_limit(lines: &[String]) -> Option<String> {
+/// The last `LimitMEMLOCK` of a unit; empty without one.
+fn unit_limit(lines: &[String]) -> String {
     let mut values = lines.iter().filter_map(|line| line.trim().strip_prefix("LimitMEMLOCK="));
-    values.next_back().map(|value| value.trim().chars().take(64).collect())
+    values.next_back().unwrap_or_default().trim().chars().take(64).collect()
 }
 
 /// The kernel's NBD driver.

@@ -6,12 +6,14 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
-use super::fact::{Fact, Unread};
+use super::fact::{Fact, Unread, is_plain, line};
 
 /// Bytes of a file with one value, at most. The kernel's own limit is one page.
 const VALUE_BYTES: u64 = 4096;
 /// Bytes of a file with many lines, of which more are not looked at.
 const TABLE_BYTES: u64 = 256 << 10;
+/// Bytes of a list of all modules that a kernel has.
+const LIST_BYTES: u64 = 4 << 20;
 /// Entries of a folder that are looked at.
 const ENTRIES: usize = 1024;
 /// Links on one way, as in the kernel.
@@ -49,17 +51,26 @@ impl Tree {
             let text = text.trim_matches(|c: char| c.is_whitespace() || c == '\0');
             match text {
                 "" => Err(Unread::Empty),
-                text if text.contains(|c: char| c.is_control() && !c.is_whitespace()) => Err(Unread::NotText),
-                text => Ok(text.to_owned()),
+                text => line(text),
             }
         });
         Fact { path: path.to_owned(), value }
     }
 
-    /// The first lines of a long file.
+    /// The first lines of a long file. What may not be printed as it came, but for tabs, is replaced.
     pub(super) fn lines(&self, path: &str) -> Result<Vec<String>, Unread> {
-        let bytes = self.bytes(path, TABLE_BYTES)?;
-        Ok(String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect())
+        self.lines_within(path, TABLE_BYTES)
+    }
+
+    /// As [`Self::lines`], of a list of all modules that a kernel has.
+    pub(super) fn list(&self, path: &str) -> Result<Vec<String>, Unread> {
+        self.lines_within(path, LIST_BYTES)
+    }
+
+    fn lines_within(&self, path: &str, limit: u64) -> Result<Vec<String>, Unread> {
+        let bytes = self.bytes(path, limit)?;
+        let plain = |c: char| if c == '\t' || is_plain(c) { c } else { char::REPLACEMENT_CHARACTER };
+        Ok(String::from_utf8_lossy(&bytes).lines().map(|line| line.chars().map(plain).collect()).collect())
     }
 
     /// The names in a folder, sorted; those with numbers by their numbers. Empty where there is no such folder.
@@ -74,7 +85,7 @@ impl Tree {
         };
         let names = entries.take(ENTRIES).filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         let mut names: Vec<String> =
-            names.filter(|name| name.len() <= 255 && !name.contains(char::is_control)).collect();
+            names.filter(|name| name.len() <= 255 && name.chars().all(is_plain)).collect();
         names.sort_by(|a, b| (a.len(), a).cmp(&(b.len(), b)));
         names
     }
@@ -91,11 +102,12 @@ impl Tree {
             .is_some_and(|path| access(self.root.join(path), Access::READ_OK | Access::WRITE_OK).is_ok())
     }
 
-    /// Where a path leads to once all links are followed, as a path below the root without a slash before it.
+    /// Where a path leads to once all links are followed, as a path below the root without a slash before it. `None`
+    /// also for a path that may not be printed as it came.
     pub(super) fn real(&self, path: &str) -> Option<String> {
         let resolved = self.resolve(path)?;
         std::fs::symlink_metadata(self.root.join(&resolved)).ok()?;
-        resolved.into_os_string().into_string().ok()
+        resolved.into_os_string().into_string().ok().filter(|path| path.chars().all(is_plain))
     }
 
     /// The last part of where a link points to.
@@ -200,6 +212,11 @@ mod tests {
             (b" \n\0", Err(Unread::Empty)),
             (b"\xff\xfe", Err(Unread::NotText)),
             (b"a\x1b[2Jb", Err(Unread::NotText)),
+            // A second line would look like one of the report's own.
+            (b"2.42.5000\n\nnothing is wrong: 0 failures\n", Err(Unread::NotText)),
+            (b"a\rb", Err(Unread::NotText)),
+            ("a\u{2028}b".as_bytes(), Err(Unread::NotText)),
+            ("a\u{202e}b".as_bytes(), Err(Unread::NotText)),
             (&[b'x'; 4097], Err(Unread::TooLong)),
         ] {
             std::fs::write(folder.path().join("x"), content).unwrap();
@@ -207,6 +224,18 @@ mod tests {
         }
         assert_eq!(tree.fact("y").value, Err(Unread::Missing));
         assert_eq!(tree.fact("").value, Err(Unread::NotAFile));
+    }
+
+    #[test]
+    fn nothing_that_moves_a_cursor_comes_out_of_a_line() {
+        let (folder, tree) = tree();
+        std::fs::write(folder.path().join("x"), "a\x1b[2Jb\tc\rd\r\n\u{202e}e\n").unwrap();
+        assert_eq!(tree.lines("x").unwrap(), ["a\u{fffd}[2Jb\tc\u{fffd}d", "\u{fffd}e"]);
+        let odd = folder.path().join("mlx4\n_core");
+        std::fs::create_dir(&odd).unwrap();
+        symlink(odd.file_name().unwrap(), folder.path().join("driver")).unwrap();
+        assert_eq!(tree.link_name("driver"), None);
+        assert_eq!(tree.names("/"), ["x", "driver"]);
     }
 
     #[test]

@@ -8,15 +8,25 @@ use kaeru_common::manual;
 use kaeru_tools::doctor;
 use kaeru_tools::doctor::args::Args;
 
+/// Exit statuses of `sysexits.h`, because 1 and 2 say what was found.
+const USAGE: u8 = 64;
+const OUTPUT: u8 = 74;
+
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
+        }
+    };
     match run(&args) {
         Ok(code) => code,
         // Whoever reads our output has seen enough, as `head` does.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             let _ = writeln!(io::stderr(), "kaeru-doctor: {error}");
-            ExitCode::from(2)
+            ExitCode::from(if error.kind() == io::ErrorKind::InvalidInput { USAGE } else { OUTPUT })
         }
     }
 }

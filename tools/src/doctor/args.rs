@@ -18,7 +18,7 @@ pub struct Args {
     /// Show what was read for what is as it should be, too
     #[arg(short, long)]
     pub verbose: bool,
-    /// Read the error counters again after this time, and show what was added: 10s, 2min
+    /// Read everything twice with this time between, and show what errors were added and what went away: 10s, 2min
     #[arg(long, value_name = "TIME", value_parser = parse_watch)]
     pub watch: Option<Duration>,
     /// Say whether a RAM export of this size fits, such as 16G
@@ -42,8 +42,9 @@ pub struct Args {
 }
 
 const AFTER_HELP: &str = "\
-It reads files below /sys, /proc, /dev and /etc, and changes nothing. It does
-not need root; what root could read in addition is said at the end.
+It reads files below /sys, /proc, /dev, /etc and /lib/modules, asks libibverbs,
+and changes nothing. It does not need root; what root could read in addition is
+said at the end.
 
 Examples:
   kaeru-doctor                       this machine
@@ -55,7 +56,8 @@ The words of a report: ok; note (nothing has to be done); WARN (it works, but
 not as it could); FAIL (it does not work). Colours are for terminals only, and
 NO_COLOR switches them off.
 
-Exit status: 0 ok or notes, 1 warnings, 2 failures, or wrong usage.";
+Exit status: 0 ok or notes, 1 warnings, 2 failures; 64 wrong usage; 74 nothing
+can be printed.";
 
 fn parse_watch(text: &str) -> Result<Duration, String> {
     let time = parse_time(text)?;

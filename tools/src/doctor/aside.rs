@@ -1,10 +1,10 @@
-//! What is not in a file: the version of mstflint, and what libibverbs sees. Only on the running machine.
+//! What is not in a file: the version of mstflint, and what libibverbs sees and says. Only on the running machine.
 
 use std::io::Read;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kaeru_common::host::{Fact, Host};
+use kaeru_common::host::{Fact, Host, Port, RdmaDevice};
 
 /// How long mstflint may take to tell its version.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -13,35 +13,72 @@ const ANSWER: u64 = 4096;
 /// Where distributions put it; `sbin` is not on everybody's path.
 const FOLDERS: [&str; 4] = ["/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"];
 
+/// How many bytes the packets of a port have at most: as its link is, and as it could. Only libibverbs tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Packets {
+    /// The RDMA device.
+    pub device: String,
+    /// The port.
+    pub port: u32,
+    /// As the link is.
+    pub active: u32,
+    /// As the port could.
+    pub greatest: u32,
+}
+
 /// What programs and libraries said.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Aside {
     /// The answer of `mstflint -v`.
     pub mstflint: Fact,
     /// The RDMA devices that libibverbs has a driver for; `None` where it was not asked.
     pub library: Option<Vec<String>>,
+    /// The packets of those ports that could be asked.
+    pub packets: Vec<Packets>,
 }
 
 impl Aside {
     /// Asks around, if the machine is the running one.
     pub fn ask(host: &Host) -> Self {
         if !host.is_live() {
-            return Self { mstflint: host.software.mstflint.clone(), library: None };
+            return Self { mstflint: host.software.mstflint.clone(), ..Self::default() };
         }
         // To ask the library loads modules of the kernel where they are missing, and that is no doctor's to do.
         let is_loaded = host.rdma.iter().any(|device| device.verbs.is_some());
-        Self { mstflint: mstflint(), library: if is_loaded { library() } else { None } }
+        let mut aside = Self { mstflint: mstflint(), ..Self::default() };
+        if is_loaded {
+            aside.ask_library(host);
+        }
+        aside
     }
-}
 
-#[cfg(feature = "verbs")]
-fn library() -> Option<Vec<String>> {
-    Some(kaeru_common::fabric::verbs::names())
-}
+    /// Asks for what it has a driver for, and opens what this user may open.
+    #[cfg(feature = "verbs")]
+    fn ask_library(&mut self, host: &Host) {
+        use kaeru_common::fabric::verbs;
 
-#[cfg(not(feature = "verbs"))]
-fn library() -> Option<Vec<String>> {
-    None
+        self.library = Some(verbs::names());
+        for device in host.rdma.iter().filter(|device| device.verbs_file == Some(true)) {
+            for port in &device.ports {
+                let asked =
+                    u8::try_from(port.number).ok().and_then(|port| verbs::packets(&device.name, port));
+                self.packets.extend(asked.map(|verbs::Packets { active, greatest }| Packets {
+                    device: device.name.clone(),
+                    port: port.number,
+                    active,
+                    greatest,
+                }));
+            }
+        }
+    }
+
+    #[cfg(not(feature = "verbs"))]
+    fn ask_library(&mut self, _host: &Host) {}
+
+    /// What the library said of a port.
+    pub(super) fn packets_of(&self, device: &RdmaDevice, port: &Port) -> Option<&Packets> {
+        self.packets.iter().find(|packets| packets.device == device.name && packets.port == port.number)
+    }
 }
 
 /// Its version option looks at no card.

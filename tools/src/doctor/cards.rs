@@ -1,9 +1,12 @@
 //! Which cards and RDMA devices there are, and whether their drivers are.
 
-use kaeru_common::host::{Kind, PciDevice, RdmaDevice};
+use kaeru_common::host::{Kind, NetDev, PciDevice, RdmaDevice};
 
-use super::Patient;
 use super::finding::Finding;
+use super::{MORE_MODULES, Patient};
+
+/// The number of Ethernet among the kinds of interfaces.
+const ETHERNET: u64 = 1;
 
 pub(super) fn all(patient: &Patient) -> Vec<Finding> {
     let host = &patient.host;
@@ -24,13 +27,12 @@ pub(super) fn all(patient: &Patient) -> Vec<Finding> {
 
 /// No card of ours on PCI.
 fn no_card(patient: &Patient) -> Finding {
-    let others: Vec<&RdmaDevice> = patient.host.rdma.iter().collect();
     let where_looked = ("/sys/bus/pci/devices/*/vendor", "no network card with 0x15b3");
-    if !others.is_empty() {
+    if !patient.host.rdma.is_empty() {
         return Finding::ok("card", "", "no Mellanox/NVIDIA card on PCI; there is another RDMA device")
             .saw(where_looked.0, where_looked.1);
     }
-    Finding::warn("card", "", "no Mellanox/NVIDIA card on PCI, and no RDMA device")
+    let finding = Finding::warn("card", "", "no Mellanox/NVIDIA card on PCI, and no RDMA device")
         .saw(where_looked.0, where_looked.1)
         .saw("/sys/class/infiniband", "no device")
         .means("Without RDMA, Kaeru carries everything over TCP. That works, and is slower than a card.")
@@ -38,11 +40,32 @@ fn no_card(patient: &Patient) -> Finding {
             "If there is a card in this machine: reseat it, try another slot, and look for \"above 4G decoding\" in \
              the BIOS. This must show it:",
             &["lspci -nn | grep -i mellanox"],
-        )
-        .todo(
-            "If there is none, the kernel can do RDMA in software, to try things out:",
-            &["sudo modprobe rdma_rxe", "sudo rdma link add rxe0 type rxe netdev eth0"],
-        )
+        );
+    let add = format!("sudo rdma link add rxe0 type rxe netdev {}", fit_for_software(patient));
+    let commands = ["sudo modprobe rdma_rxe", &add];
+    match patient.host.software.kernel_has("rdma_rxe") {
+        Some(true) => {
+            finding.todo("If there is none, the kernel can do RDMA in software, to try things out:", &commands)
+        }
+        Some(false) => finding
+            .saw("/lib/modules/*/modules.dep, modules.builtin", "no rdma_rxe")
+            .todo(
+                format!("This kernel cannot do RDMA in software either: it has no rdma_rxe. {}", MORE_MODULES.0),
+                &[MORE_MODULES.1],
+            ),
+        None => finding.todo(
+            "If there is none: kernels that have the module rdma_rxe can do RDMA in software, to try things out:",
+            &commands,
+        ),
+    }
+}
+
+/// The interface that Soft-RoCE would best sit on: Ethernet with a card, and with an address.
+fn fit_for_software(patient: &Patient) -> &str {
+    let devices = patient.host.network.devices.iter().filter(|netdev| netdev.kind.number() == Some(ETHERNET));
+    let fitness = |netdev: &&NetDev| (!netdev.addresses.is_empty(), netdev.pci_path.is_some());
+    // The first one of several that are alike.
+    devices.rev().max_by_key(fitness).map_or("INTERFACE", |netdev| netdev.name.as_str())
 }
 
 /// A card has an RDMA device, or the driver for it is missing.
@@ -64,7 +87,8 @@ fn driver(patient: &Patient, card: &PciDevice) -> Finding {
     let software = &patient.host.software;
     let Some(module) = card.rdma_module() else {
         let title = format!("{} has no RDMA device; this program knows no driver for it", card.name());
-        return described(Finding::warn("driver", subject, title));
+        return described(Finding::warn("driver", subject, title))
+            .todo("What the kernel knows of it:", &[&format!("lspci -nnk -s {subject}")]);
     };
     let core = module.replace("_ib", "_core");
     let loaded = |name: &str| if software.has_module(name) { "loaded" } else { "not loaded" };
@@ -77,6 +101,12 @@ fn driver(patient: &Patient, card: &PciDevice) -> Finding {
     .saw(format!("/sys/module/{core}"), loaded(&core))
     .saw(format!("/sys/module/{module}"), loaded(module))
     .saw("/sys/class/infiniband", "no device of this card");
+    if software.kernel_has(module) == Some(false) {
+        return finding
+            .saw("/lib/modules/*/modules.dep, modules.builtin", format!("no {module}"))
+            .means(format!("This kernel has no {module}."))
+            .todo(MORE_MODULES.0, &[MORE_MODULES.1]);
+    }
     let load = format!("sudo modprobe -a {module} ib_uverbs rdma_ucm");
     if card.driver.is_none() {
         return finding.means("No driver has taken the card at all. The kernel's log may say why.").todo(

@@ -34,6 +34,12 @@ fn guids(device: &RdmaDevice) -> Finding {
              maker's firmware was written. Subnet managers and connections need it.",
         );
         let Some(card) = device.card() else { return finding };
+        if card.is_virtual() {
+            return finding.todo(
+                "This is a virtual function: the machine that has the card gives it its GUID. Look there.",
+                &[],
+            );
+        }
         let address = &card.address;
         return finding.todo(
             "Write it back; the numbers are on the card's label, or in what you noted before. Then switch the machine \
@@ -56,6 +62,10 @@ fn firmware(device: &RdmaDevice, card: &PciDevice) -> Finding {
     let described = |finding: Finding| finding.read(&device.firmware).read(&device.psid);
     let version = device.firmware.or_reason();
     let psid = device.psid.or_reason();
+    if card.is_virtual() {
+        return described(Finding::ok(check, subject, format!("firmware {version}, PSID {psid}")))
+            .means("This is a virtual function. The firmware belongs to the machine that has the card.");
+    }
     if !matches!(card.family(), Family::ConnectX3 | Family::ConnectX3Pro) {
         let title = format!("firmware {version}, PSID {psid}");
         return described(Finding::ok(check, subject, title))
@@ -119,7 +129,9 @@ fn firmware(device: &RdmaDevice, card: &PciDevice) -> Finding {
 /// New versions of mstflint have forgotten ConnectX-3.
 fn mstflint(patient: &Patient) -> Option<Finding> {
     let fact = &patient.aside.mstflint;
-    let is_old = |card: &PciDevice| matches!(card.family(), Family::ConnectX3 | Family::ConnectX3Pro);
+    let is_old = |card: &PciDevice| {
+        matches!(card.family(), Family::ConnectX3 | Family::ConnectX3Pro) && !card.is_virtual()
+    };
     let has_card = patient.host.cards.iter().any(is_old)
         || patient
             .host

@@ -71,16 +71,16 @@ fn memlock(patient: &Patient) -> Finding {
 
 /// What the unit of kaerud says.
 fn unit(patient: &Patient) -> Option<Finding> {
-    let (path, limit) = patient.host.memory.unit.as_ref()?;
+    let limit = patient.host.memory.unit.as_ref()?;
     let check = "unit";
-    Some(match limit.as_deref() {
+    Some(match limit.get() {
         Some("infinity") => Finding::ok(check, "", "the service kaerud may lock memory without a limit")
-            .saw(path, "LimitMEMLOCK=infinity"),
-        limit => {
+            .saw(&limit.path, "LimitMEMLOCK=infinity"),
+        said => {
             let said =
-                limit.map_or_else(|| "no LimitMEMLOCK".to_owned(), |limit| format!("LimitMEMLOCK={limit}"));
+                said.map_or_else(|| "no LimitMEMLOCK".to_owned(), |limit| format!("LimitMEMLOCK={limit}"));
             Finding::note(check, "", "the service kaerud may lock a limited amount of memory")
-                .saw(path, said)
+                .saw(&limit.path, said)
                 .means("A drop-in file may say otherwise. Exports of RAM over RDMA are locked as a whole.")
                 .todo("In the [Service] section:", &["LimitMEMLOCK=infinity"])
                 .todo("Then:", &["sudo systemctl daemon-reload && sudo systemctl restart kaerud"])

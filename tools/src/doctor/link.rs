@@ -1,15 +1,14 @@
 //! Ports: their mode, their state, their rate.
 
-use kaeru_common::host::{Family, Port, RdmaDevice};
+use kaeru_common::host::{Family, PciDevice, Port, RdmaDevice};
 
 use super::finding::Finding;
 use super::{Patient, name_of};
 
 pub(super) fn all(patient: &Patient) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let works = patient.ports().any(|(_, port)| port.is_active());
     for (device, port) in patient.ports() {
-        if works && !port.is_active() && port.phys_state.code() != Some(5) {
+        if !port.is_active() && port.phys_state.code() != Some(5) && has_working_port(patient, device) {
             findings.push(unused(device, port));
             continue;
         }
@@ -27,12 +26,25 @@ pub(super) fn all(patient: &Patient) -> Vec<Finding> {
     findings
 }
 
+/// Whether the same card has a port that carries data. Its ports may be two functions on PCI, with a device each.
+fn has_working_port(patient: &Patient, device: &RdmaDevice) -> bool {
+    let is_same_card = |other: &RdmaDevice| match (device.card(), other.card()) {
+        (Some(card), Some(other)) => card.place() == other.place(),
+        _ => device.name == other.name,
+    };
+    patient.ports().any(|(other, port)| port.is_active() && is_same_card(other))
+}
+
 /// A port without a link beside one that works.
 fn unused(device: &RdmaDevice, port: &Port) -> Finding {
+    let why = match port.is_off() {
+        true => "This one is switched off.",
+        false => "If there is a cable in this one, it has no signal from the other end.",
+    };
     Finding::note("unused-port", &name_of(device, port), format!("no link ({})", port.phys_state.or_reason()))
         .read(&port.state)
         .read(&port.phys_state)
-        .means("Another port works. If there is a cable in this one, it has no signal from the other end.")
+        .means(format!("Another port of the card works. {why}"))
 }
 
 /// Whether a port is set to InfiniBand or Ethernet.
@@ -47,8 +59,10 @@ fn mode(device: &RdmaDevice, port: &Port) -> Option<Finding> {
     };
     let said = mode.or_reason();
     let described = |finding: Finding| finding.read(&port.link_layer).read(mode);
+    // Who only borrows a part of the card cannot set its ports.
+    let is_virtual = device.pci.as_ref().is_some_and(PciDevice::is_virtual);
     let set = |mode_word: &str| format!("echo {mode_word} | sudo tee {}", mode.path);
-    if port.is_active() && !said.starts_with("auto") {
+    if port.is_active() && (is_virtual || !said.starts_with("auto")) {
         return Some(described(Finding::ok(check, &subject, format!("speaks {layer} (set to {said})"))));
     }
     if port.is_active() {
@@ -62,15 +76,25 @@ fn mode(device: &RdmaDevice, port: &Port) -> Option<Finding> {
                 })]),
         );
     }
-    if port.phys_state.code() == Some(5) {
+    // A port that is off would not see its like, either.
+    if port.phys_state.code() == Some(5) || port.is_off() {
         return None;
     }
     let (other, word) = if port.is_infiniband() { ("Ethernet", "eth") } else { ("InfiniBand", "ib") };
+    let finding = described(Finding::warn(
+        check,
+        &subject,
+        format!("set to {layer} ({said}), and there is no link"),
+    ))
+    .means(format!(
+        "If the other end speaks {other}, this is why: two ends in different modes never see one another."
+    ));
+    if is_virtual {
+        let text = "This is a virtual function: its ports can be set only on the machine that has the card.";
+        return Some(finding.todo(text, &[]));
+    }
     Some(
-        described(Finding::warn(check, &subject, format!("set to {layer} ({said}), and there is no link")))
-            .means(format!(
-                "If the other end speaks {other}, this is why: two ends in different modes never see one another."
-            ))
+        finding
             .todo("Look at the same file on the other PC. To set this port to the other mode:", &[&set(word)])
             .todo(
                 "To keep it beyond a restart (1 is InfiniBand, 2 Ethernet, 3 by itself):",
@@ -104,7 +128,17 @@ fn physical(patient: &Patient, device: &RdmaDevice, port: &Port) -> Finding {
                 None => finding.todo(swap, &[]),
             }
         }
-        Some(1..=3) => described(Finding::fail(check, &subject, format!("no signal ({said})")))
+        Some(1 | 3) => described(Finding::fail(check, &subject, format!("switched off ({said})")))
+            .means(
+                "The port does not look for another one. A subnet manager or a program has switched it off, or the \
+                 card does not accept what is plugged in.",
+            )
+            .todo(
+                "Try another cable. Restart the subnet manager if you have told it to switch ports off. The kernel's \
+                 log may say why:",
+                &["sudo dmesg | grep -iE 'mlx|cable|module'"],
+            ),
+        Some(2) => described(Finding::fail(check, &subject, format!("no signal ({said})")))
             .means(
                 "The port looks for another one and finds none: the cable is not fully in, the other PC is off, its \
                  port is set to Ethernet, or the cable is too slow or broken.",
@@ -232,13 +266,19 @@ fn infiniband_rate(device: &RdmaDevice, port: &Port, gigabits: f64) -> Finding {
     };
     let family = device.pci.as_ref().map(|pci| pci.family());
     let is_fdr = device.image().map(|(_, fdr)| fdr);
+    let is_connectx_3 = matches!(family, Some(Family::ConnectX3 | Family::ConnectX3Pro));
+    let is_newer = |family: Family| family != Family::Other && !is_connectx_3;
     match rate.speed() {
+        // HDR100, NDR200, XDR400: cards and split cables with two lanes are made on purpose.
+        "HDR" | "NDR" | "XDR" if rate.lanes == 2 => Finding::note(check, &subject, title)
+            .means("Two lanes are all that some cards of that speed have, and split cables. With four it would be twice as much."),
         _ if rate.lanes < 4 => slow("Only a part of the four lanes came up."),
         "SDR" | "DDR" if family.is_some_and(|family| family != Family::Other) => {
             slow("ConnectX-3 and later cards do at least QDR.")
         }
         "QDR" | "FDR10" if is_fdr == Some(true) => slow("The card can do FDR, as its PSID says."),
-        "QDR" | "FDR10" if is_fdr.is_none() => Finding::note(check, &subject, title).means(
+        "QDR" | "FDR10" if family.is_some_and(is_newer) => slow("Cards from Connect-IB on can do FDR."),
+        "QDR" | "FDR10" if is_connectx_3 && is_fdr.is_none() => Finding::note(check, &subject, title).means(
             "That is the best of a QDR card; an FDR card can do 54.5 Gb/s. The end of the card's part number tells: \
              FCBT is FDR, QCBT is QDR.",
         ),

@@ -3,7 +3,7 @@
 //! ```text
 //!   Host (facts) ─┐
 //!   Aside ────────┼──▶ Patient ──▶ checks: one function each ──▶ Findings ──▶ Report ──▶ text, JSON, exit status
-//!   second Host ──┘                                              Ceilings
+//!   earlier Host ─┘                                              Ceilings
 //!   peer's facts ─┘
 //! ```
 //! A check takes facts and returns a [`Finding`]: what was read where, what it means, what to do. Checks read and change
@@ -28,12 +28,13 @@ mod network;
 mod pcie;
 mod peer;
 mod power;
+mod watch;
 
 use kaeru_common::host::{Host, Port, RdmaDevice};
 
-pub use self::aside::Aside;
-pub use self::counters::Watched;
+pub use self::aside::{Aside, Packets};
 pub use self::run::run;
+pub use self::watch::Watched;
 
 use self::finding::{Finding, Section};
 use self::report::Report;
@@ -45,7 +46,7 @@ pub struct Patient {
     pub host: Host,
     /// What programs and libraries said.
     pub aside: Aside,
-    /// The machine some time later.
+    /// The machine some time earlier.
     pub watched: Option<Watched>,
     /// Bytes of RAM that are to be exported.
     pub export: Option<u64>,
@@ -58,6 +59,12 @@ impl Patient {
     }
 }
 
+/// What to do about a module that the running kernel does not have.
+const MORE_MODULES: (&str, &str) = (
+    "Some kernels of Ubuntu have it in another package; elsewhere it takes another kernel:",
+    "sudo apt install linux-modules-extra-$(uname -r)",
+);
+
 /// What a port is called in a report.
 fn name_of(device: &RdmaDevice, port: &Port) -> String {
     format!("{} port {}", device.name, port.number)
@@ -69,7 +76,7 @@ pub fn examine(patient: &Patient) -> Report {
         (Section::Cards, [cards::all(patient), access::all(patient), firmware::all(patient)].concat()),
         (Section::Slot, pcie::all(patient)),
         (Section::Link, link::all(patient)),
-        (Section::Cable, counters::all(patient)),
+        (Section::Cable, [watch::all(patient), counters::all(patient)].concat()),
         (Section::Network, network::all(patient)),
         (Section::System, [limits::all(patient), power::all(patient), nbd::all(patient)].concat()),
         (Section::Ceilings, ceilings::all(patient)),

@@ -10,14 +10,35 @@ pub(super) fn all(patient: &Patient) -> Vec<Finding> {
     vec![driver(patient)]
 }
 
+/// A driver that is not loaded. To look for it changes nothing; only to load it does.
+fn absent(patient: &Patient) -> Finding {
+    let check = "nbd";
+    let load = |finding: Finding| {
+        finding.todo("To load it now, for disks with partitions:", &["sudo modprobe nbd max_part=16"])
+    };
+    let described = |title: &str| Finding::note(check, "", title).saw("/sys/module/nbd", "not there");
+    match patient.host.software.kernel_has("nbd") {
+        Some(true) => load(
+            described("the driver of /dev/nbdN is not loaded")
+                .means("The kernel has it: \"kaeru attach\" loads it. \"kaeru nbd\" does without."),
+        ),
+        Some(false) => described("this kernel has no driver of /dev/nbdN")
+            .saw("/lib/modules/*/modules.dep, modules.builtin", "no nbd")
+            .means("\"kaeru attach\" needs it. \"kaeru nbd\" does without.")
+            .todo(super::MORE_MODULES.0, &[super::MORE_MODULES.1]),
+        None => load(
+            described("the driver of /dev/nbdN is not loaded")
+                .means("\"kaeru attach\" loads it where the kernel has it. \"kaeru nbd\" does without.")
+                .todo("To see whether the kernel has it:", &["/sbin/modinfo nbd"]),
+        ),
+    }
+}
+
 /// Whether the driver is there, and who has its devices.
 fn driver(patient: &Patient) -> Finding {
     let (check, nbd) = ("nbd", &patient.host.nbd);
     if !nbd.loaded {
-        return Finding::note(check, "", "the driver of /dev/nbdN is not loaded")
-            .saw("/sys/module/nbd", "not there")
-            .means("\"kaeru attach\" loads it where the kernel has it. \"kaeru nbd\" does without.")
-            .todo("To see whether it can be loaded:", &["sudo modprobe nbd max_part=16"]);
+        return absent(patient);
     }
     let busy: Vec<_> = nbd.devices.iter().filter_map(|device| Some((device, device.pid.get()?))).collect();
     let free = nbd.devices.len() - busy.len();

@@ -1,12 +1,15 @@
 //! Addresses, packet sizes, and what may stop packets.
 
-use kaeru_common::host::{Kind, Port, RdmaDevice};
+use kaeru_common::host::{Gid, Kind, NetDev, PciDevice, Port, RdmaDevice};
 
+use super::aside::Packets;
 use super::finding::Finding;
 use super::{Patient, name_of};
 
 /// The port of the control stream and of lanes.
 const KAERU: u16 = kaeru_common::wire::PORT;
+/// The port of the UDP packets that RoCE v2 comes in.
+const ROCE: u16 = 4791;
 /// Below this an interface carries RDMA packets of less than 4096 bytes.
 const ROOMY: u64 = 4200;
 /// Bytes of the greatest packet in the mode `datagram`, where RDMA packets have 2048 bytes.
@@ -23,51 +26,92 @@ pub(super) fn all(patient: &Patient) -> Vec<Finding> {
             findings.extend(ipoib(patient, device, port));
         }
     }
-    if patient.ports().any(|(_, port)| port.is_ethernet()) {
+    if patient.ports().next().is_some() {
         findings.push(firewall(patient));
     }
     findings
 }
 
-/// How long RDMA packets may be.
+/// How long RDMA packets may be. The device itself knows best, where it could be asked.
 fn mtu(patient: &Patient, device: &RdmaDevice, port: &Port) -> Finding {
-    let (check, subject) = ("mtu", name_of(device, port));
-    let ask = format!("ibv_devinfo -d {} | grep mtu", device.name);
-    if port.is_infiniband() {
-        let Some((fact, bytes)) = port.mtu.as_ref().and_then(|fact| Some((fact, fact.number()?))) else {
-            return Finding::note(check, &subject, "how long its packets are is in no file")
-                .todo("This tells:", &[&ask]);
-        };
-        if bytes >= 4096 {
-            return Finding::ok(check, &subject, format!("its packets may have {bytes} bytes")).read(fact);
-        }
-        return Finding::note(check, &subject, format!("its packets have at most {bytes} bytes; 4096 is possible"))
-            .read(fact)
-            .means("2048 is usual, and costs little. 4096 needs the same setting at both ends, and a subnet manager that allows it.")
-            .todo("To try it (the link goes down for a moment):", &[&format!("echo 4096 | sudo tee {}", fact.path), &ask]);
+    let asked = patient.aside.packets_of(device, port);
+    let finding = match port.is_infiniband() {
+        true => infiniband_mtu(device, port, asked),
+        false => ethernet_mtu(patient, device, port, asked),
+    };
+    match asked {
+        Some(asked) => finding.saw("ibv_query_port", format!("active_mtu {}", asked.active)),
+        None => finding,
     }
+}
+
+/// What to paste to see it.
+fn ask(device: &RdmaDevice) -> String {
+    format!("ibv_devinfo -d {} | grep mtu", device.name)
+}
+
+fn infiniband_mtu(device: &RdmaDevice, port: &Port, asked: Option<&Packets>) -> Finding {
+    let (check, subject) = ("mtu", name_of(device, port));
+    let set = port.mtu.as_ref().and_then(|fact| Some((fact, fact.number()?)));
+    let read = |finding: Finding| match set {
+        Some((fact, _)) => finding.read(fact),
+        None => finding,
+    };
+    let bytes = asked.map(|asked| u64::from(asked.active)).or(set.map(|(_, bytes)| bytes));
+    let Some(bytes) = bytes else {
+        return Finding::note(check, &subject, "how long its packets are is in no file")
+            .todo("This tells:", &[&ask(device)]);
+    };
+    // A port whose setting can be raised says of itself no more than it is set to.
+    let could = asked.filter(|_| set.is_none()).map_or(4096, |asked| u64::from(asked.greatest));
+    if bytes >= could {
+        return read(Finding::ok(check, &subject, format!("its packets may have {bytes} bytes")));
+    }
+    let title = format!("its packets have at most {bytes} bytes; {could} is possible");
+    let finding = read(Finding::note(check, &subject, title)).means(
+        "2048 is usual, and costs little. 4096 needs the same setting at both ends, and a subnet manager that allows it.",
+    );
+    match set {
+        Some((_, set)) if set < 4096 && device.pci.as_ref().is_some_and(PciDevice::is_virtual) => {
+            finding.todo("This is a virtual function: only the machine that has the card can set it.", &[])
+        }
+        Some((fact, set)) if set < 4096 => finding.todo(
+            "To try it (the link goes down for a moment):",
+            &[&format!("echo 4096 | sudo tee {}", fact.path), &ask(device)],
+        ),
+        _ => finding.todo("This end is ready for it. Look at the other one:", &["ibv_devinfo | grep mtu"]),
+    }
+}
+
+fn ethernet_mtu(patient: &Patient, device: &RdmaDevice, port: &Port, asked: Option<&Packets>) -> Finding {
+    let (check, subject) = ("mtu", name_of(device, port));
     let Some(netdev) = patient.host.netdev_of(device, port) else {
         return Finding::note(check, &subject, "which network interface it belongs to cannot be read")
-            .todo("This tells how long its packets are:", &[&ask]);
+            .todo("This tells how long its packets are:", &[&ask(device)]);
     };
     let name = &netdev.name;
     let Some(bytes) = netdev.mtu.number() else {
         return Finding::note(check, &subject, format!("the MTU of {name} cannot be read")).read(&netdev.mtu);
     };
-    match netdev.rdma_mtu() {
-        Some(data) if data >= 4096 => Finding::ok(
-            check,
-            &subject,
-            format!("MTU {bytes} of {name} has room for RDMA packets of {data} bytes"),
-        )
-        .read(&netdev.mtu),
-        data => {
-            let room = data.map_or_else(|| "less than 256".to_owned(), |data| data.to_string());
-            Finding::note(check, &subject, format!("MTU {bytes} of {name} has room for RDMA packets of {room} bytes"))
+    let room = netdev.rdma_mtu();
+    let data = room.map_or_else(|| "less than 256".to_owned(), |room| room.to_string());
+    let title = format!("MTU {bytes} of {name} has room for RDMA packets of {data} bytes");
+    if room.is_none_or(|room| room < 4096) {
+        return Finding::note(check, &subject, title)
+            .read(&netdev.mtu)
+            .means("With 4096 there are fewer packets to handle. Both ends, and a switch between them, must allow it.")
+            .todo("On both ends:", &[&format!("sudo ip link set {name} mtu {ROOMY}")]);
+    }
+    match asked {
+        Some(asked) if asked.active < asked.greatest.min(4096) => {
+            Finding::note(check, &subject, format!("{title}, but the device takes {}", asked.active))
                 .read(&netdev.mtu)
-                .means("With 4096 there are fewer packets to handle. Both ends, and a switch between them, must allow it.")
-                .todo("On both ends:", &[&format!("sudo ip link set {name} mtu {ROOMY}")])
+                .todo(
+                    "Let it look again:",
+                    &[&format!("sudo ip link set {name} down; sudo ip link set {name} up")],
+                )
         }
+        _ => Finding::ok(check, &subject, title).read(&netdev.mtu),
     }
 }
 
@@ -96,7 +140,18 @@ fn gids(patient: &Patient, device: &RdmaDevice, port: &Port) -> Finding {
             format!("RoCE v2 at {address} (entry {})", gid.index),
         ));
     }
-    if port.gids.iter().all(|gid| gid.kind.get().is_some() && !gid.is_v2()) {
+    if let Some((gid, address)) =
+        port.gids.iter().find_map(|gid| Some((gid, gid.global()?)).filter(|_| gid.is_v2()))
+    {
+        let title = format!("RoCE v2 at {address} (entry {}), and no IPv4 address", gid.index);
+        return described(Finding::note(check, &subject, title))
+            .means("Peers find it by that address only.")
+            .todo("For an IPv4 address, too:", &[&give]);
+    }
+    if !port.gids.iter().any(Gid::is_v2) && port.gids.iter().any(|gid| gid.kind.get().is_none()) {
+        return described(Finding::note(check, &subject, "which version of RoCE it speaks cannot be read"));
+    }
+    if !port.gids.iter().any(Gid::is_v2) {
         let finding = described(Finding::note(check, &subject, "speaks RoCE v1 only"));
         let finding = finding.means(
             "Two such cards understand one another. Soft-RoCE and RoCE v2 alone do not understand them.",
@@ -134,11 +189,12 @@ fn ipoib(patient: &Patient, device: &RdmaDevice, port: &Port) -> Vec<Finding> {
                 )
                 .means("Data does not take that way, but connections are found by IP addresses.")
                 .todo(
-                    "Load the driver, and give the interface an address:",
+                    "Load the driver, see what its interface is called, and give it an address:",
                     &[
                         "sudo modprobe ib_ipoib",
-                        "sudo ip addr add 192.168.7.1/24 dev ib0",
-                        "sudo ip link set ib0 up",
+                        "ip -br link",
+                        "sudo ip addr add 192.168.7.1/24 dev INTERFACE",
+                        "sudo ip link set INTERFACE up",
                     ],
                 ),
         ];
@@ -178,31 +234,93 @@ fn ipoib(patient: &Patient, device: &RdmaDevice, port: &Port) -> Vec<Finding> {
     findings
 }
 
-/// Rules are root's to read; whether there are any can be seen.
+/// Rules are root's to read; whether there are any can be seen. What is opened is opened on the fabric's interfaces only.
 fn firewall(patient: &Patient) -> Finding {
-    let software = &patient.host.software;
-    let filters = ["nf_tables", "ip_tables"].into_iter().filter(|module| software.has_module(module));
-    let filters: Vec<&str> = filters.collect();
-    let loaded =
-        if filters.is_empty() { "neither nf_tables nor ip_tables".to_owned() } else { filters.join(", ") };
     let check = "firewall";
-    let open = format!("sudo ufw allow {KAERU}/tcp");
+    let software = &patient.host.software;
+    let ways = ways(patient);
+    let roce = "RoCE v2 comes in UDP packets to port 4791. ";
+    let infiniband = " InfiniBand itself passes no firewall, but what it carries as IP does.";
+    let means = format!(
+        "{}kaerud listens on TCP port {KAERU}.{}",
+        if ways.iter().any(|(_, protocol, _)| *protocol == "udp") { roce } else { "" },
+        if patient.ports().any(|(_, port)| port.is_infiniband()) { infiniband } else { "" }
+    );
+    let each = |command: fn(&str, &str, u16) -> String| -> Vec<String> {
+        ways.iter().map(|(interface, protocol, port)| command(interface, protocol, *port)).collect()
+    };
+    let todo = |finding: Finding, text: &str, commands: &[String]| {
+        let commands: Vec<&str> = commands.iter().map(String::as_str).collect();
+        finding.todo(text, &commands)
+    };
     if software.ufw == Some(true) {
-        return Finding::note(check, "", "the firewall ufw is on; it may stop RoCE")
+        let finding = Finding::note(check, "", "the firewall ufw is on; it may stop connections")
             .saw("/etc/ufw/ufw.conf", "ENABLED=yes")
-            .means("RoCE v2 comes in UDP packets to port 4791. InfiniBand passes no firewall.")
-            .todo(
-                "Let it in, or everything on that interface:",
-                &["sudo ufw allow 4791/udp", &open, "sudo ufw status verbose"],
-            );
+            .means(means);
+        let allow = each(|interface, protocol, port| {
+            format!("sudo ufw allow in on {interface} to any port {port} proto {protocol}")
+        });
+        return todo(finding, "Let it in on that interface alone:", &allow)
+            .todo("What it lets in now:", &["sudo ufw status verbose"]);
     }
+    if software.firewalld {
+        let finding = Finding::note(check, "", "the firewall firewalld is on; it may stop connections")
+            .saw("/etc/systemd/system/multi-user.target.wants", "firewalld.service")
+            .means(means);
+        let mut trust: Vec<String> = interfaces(patient)
+            .iter()
+            .map(|name| format!("sudo firewall-cmd --permanent --zone=trusted --change-interface={name}"))
+            .collect();
+        trust.push("sudo firewall-cmd --reload".to_owned());
+        return todo(
+            finding,
+            "If only your own machines are on that network, let everything in from there:",
+            &trust,
+        );
+    }
+    let filters: Vec<&str> =
+        ["nf_tables", "ip_tables"].into_iter().filter(|module| software.has_module(module)).collect();
     if filters.is_empty() {
-        return Finding::ok(check, "", "no packet filter is loaded as a module").saw("/sys/module", loaded);
+        return Finding::ok(check, "", "no packet filter is loaded as a module")
+            .saw("/sys/module", "neither nf_tables nor ip_tables");
     }
-    Finding::note(check, "", "a packet filter is loaded; its rules only root can read")
-        .saw("/sys/module", loaded)
-        .means(format!(
-            "If nothing connects over RoCE, see whether UDP port 4791 and TCP port {KAERU} may come in."
-        ))
-        .todo("The rules:", &["sudo nft list ruleset"])
+    let finding = Finding::note(check, "", "a packet filter is loaded; its rules only root can read")
+        .saw("/sys/module", filters.join(", "))
+        .means(format!("{means} If nothing connects, see whether these may come in."))
+        .todo("The rules:", &["sudo nft list ruleset"]);
+    let accept = each(|interface, protocol, port| {
+        format!("sudo nft insert rule inet filter input iifname {interface} {protocol} dport {port} accept")
+    });
+    todo(
+        finding,
+        "If the chain \"input\" of the table \"inet filter\" stops them, until the next start:",
+        &accept,
+    )
+}
+
+/// The interfaces of the ports in use, or of all ports where none is.
+fn interfaces(patient: &Patient) -> Vec<&str> {
+    let is_idle = patient.ports().all(|(_, port)| !port.is_active());
+    let ports = patient.ports().filter(|(_, port)| is_idle || port.is_active());
+    let mut names: Vec<&str> = ports
+        .map(|(device, port)| {
+            patient.host.netdev_of(device, port).map_or("INTERFACE", |netdev| netdev.name.as_str())
+        })
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// What must be let in: interface, protocol, port.
+fn ways(patient: &Patient) -> Vec<(&str, &'static str, u16)> {
+    let is_infiniband = |name: &str| patient.host.netdev(name).is_some_and(NetDev::is_infiniband);
+    let roce = patient.ports().any(|(_, port)| port.is_ethernet());
+    interfaces(patient)
+        .into_iter()
+        .flat_map(|name| {
+            let udp = (roce && !is_infiniband(name)).then_some((name, "udp", ROCE));
+            udp.into_iter().chain([(name, "tcp", KAERU)])
+        })
+        .collect()
 }

@@ -1,20 +1,26 @@
 //! The slot: how much it carries, how near it is, how warm the card in it is.
 
+use std::ops::RangeInclusive;
+
 use kaeru_common::host::{Family, PciDevice, PciLink, PciNode, RdmaDevice};
 
 use super::Patient;
 use super::finding::Finding;
 
 /// Degrees above which a card should be cooled, and from which on it is about to switch off.
-const WARM: u64 = 90;
-const HOT: u64 = 105;
+const WARM: i64 = 90;
+const HOT: i64 = 105;
+/// What a sensor in a machine that runs can mean, and what can be the limit of a card.
+const DEGREES: RangeInclusive<i64> = 1..=150;
+const LIMITS: RangeInclusive<i64> = 60..=150;
 
 pub(super) fn all(patient: &Patient) -> Vec<Finding> {
     let mut findings = Vec::new();
     for card in cards(patient) {
         findings.push(slot(patient, card));
         findings.extend(node(patient, card));
-        findings.push(temperature(card));
+        // A virtual function has no sensor; the card is seen on the machine that has it.
+        findings.extend((!card.is_virtual()).then(|| temperature(card)));
     }
     findings.extend(registerable(patient));
     findings
@@ -167,13 +173,13 @@ fn temperature(card: &PciDevice) -> Finding {
                 &[&format!("sudo mget_temp -d {subject}")],
             );
     };
-    let degrees = u64::try_from(thousandths / 1000).unwrap_or(0);
-    let limit = card
-        .critical
-        .as_ref()
-        .and_then(|fact| fact.parse::<u64>())
-        .map_or(HOT, |limit| (limit / 1000).min(HOT));
+    let degrees = thousandths / 1000;
+    let limit = card.critical.as_ref().and_then(|fact| Some(fact.parse::<i64>()? / 1000));
+    let limit = limit.filter(|limit| LIMITS.contains(limit)).map_or(HOT, |limit| limit.min(HOT));
     let title = format!("{degrees} °C");
+    if !DEGREES.contains(&degrees) {
+        return Finding::note(check, subject, format!("its sensor says {title}, which cannot be")).read(fact);
+    }
     let cool = |finding: Finding| {
         finding
             .read(fact)

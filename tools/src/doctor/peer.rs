@@ -1,13 +1,18 @@
 //! The other machine: what its server tells of it, and whether both ends go together.
 
-use kaeru_client::session::{Description, SessionError, describe};
+use std::time::Duration;
+
+use kaeru_client::session::{Description, SessionError, describe, list_within};
 use kaeru_client::target::Server;
-use kaeru_common::host::{Fact, Host, Port, RdmaDevice, rdma_mtu};
+use kaeru_common::host::{Host, Port, RdmaDevice, rdma_mtu};
+use kaeru_common::wire::PORT;
 use kaeru_common::wire::control::{HostFacts, PortFacts};
 
 use super::finding::{Finding, Section};
 use super::{Aside, Patient, ceilings, firmware, link, pcie};
 
+/// How long something that did not answer the first time is given for each part of a second question.
+const AGAIN: Duration = Duration::from_secs(2);
 /// The check that shows both ends, which is worth seeing although nothing is wrong.
 pub(super) const TABLE: &str = "peer-table";
 /// Where names of rows end, and columns begin.
@@ -18,22 +23,52 @@ const COLUMN: usize = 30;
 pub(super) fn ask(server: &Server, ours: &Host) -> Vec<Finding> {
     let findings = match describe(server) {
         Ok(description) => examine(ours, &description),
-        Err(error) => vec![unreachable(server, &error)],
+        Err(error) => vec![unasked(server, &error)],
     };
     findings.into_iter().map(|finding| finding.in_section(Section::Peer)).collect()
 }
 
-fn unreachable(server: &Server, error: &SessionError) -> Finding {
+/// Why there was no answer. Only of what speaks as kaerud does may be said that it is one.
+fn unasked(server: &Server, error: &SessionError) -> Finding {
     let finding =
-        Finding::fail("peer", &server.to_string(), "cannot be asked").saw("its answer", error.to_string());
+        Finding::fail("peer", &server.to_string(), "cannot be asked").saw("its answer", why(server, error));
+    let there = "On the other machine, install the same version, or run this program there:";
     match error {
+        SessionError::Resolve { .. } => {
+            finding.todo("Check the name, or use its address:", &[&format!("getent hosts {}", server.host)])
+        }
+        SessionError::Refused { .. } => finding
+            .means("A kaerud is there, and does not take the question.")
+            .todo(there, &["kaeru-doctor"]),
+        // An older one knows the question for its exports, and nothing else does.
+        SessionError::Closed { .. } if list_within(server, AGAIN).is_ok() => finding
+            .means("A kaerud is there, and did not answer. One that is older than this program does not know the question.")
+            .todo(there, &["kaeru-doctor"]),
         SessionError::Closed { .. } => finding
-            .means("A kaerud older than this program does not know the question.")
-            .todo("On the other machine, install the same version, or run it there:", &["kaeru-doctor"]),
+            .means("Something is there, but it does not speak as kaerud does.")
+            .todo(
+                format!("Check the address and the port; kaerud's is {PORT}. On the other machine, see who has it:"),
+                &[&format!("sudo ss -ltnp 'sport = :{}'", server.port)],
+            ),
         _ => finding
             .means("Only a running kaerud can tell of the other machine.")
-            .todo("On the other machine, start kaerud, or run it there:", &["kaeru-doctor"]),
+            .todo("On the other machine, start kaerud, or run this program there:", &["kaeru-doctor"]),
     }
+}
+
+/// The reason alone: whom it is about is said before it.
+fn why(server: &Server, error: &SessionError) -> String {
+    let reason = match error {
+        SessionError::Resolve { reason, .. }
+        | SessionError::Connect { reason, .. }
+        | SessionError::Closed { reason, .. } => reason.clone(),
+        SessionError::Refused { refusal, .. } => refusal.to_string(),
+        other => other.to_string(),
+    };
+    let Server { host, port } = server;
+    let address = [format!("{host}:{port}"), format!("[{host}]:{port}")];
+    let rest = address.iter().find_map(|address| reason.strip_prefix(address.as_str()));
+    rest.map_or_else(|| reason.clone(), |rest| rest.trim_start_matches([':', ' ']).to_owned())
 }
 
 /// What is wrong with the other machine, and between the two.
@@ -43,8 +78,7 @@ fn examine(ours: &Host, description: &Description) -> Vec<Finding> {
         "" => description.peer.ip().to_string(),
         name => name.to_owned(),
     };
-    let aside = Aside { mstflint: Fact::missing("mstflint -v"), library: None };
-    let theirs = Patient { host: Host::told(facts), aside, watched: None, export: None };
+    let theirs = Patient { host: Host::told(facts), aside: Aside::default(), watched: None, export: None };
     let checks = [firmware::all(&theirs), pcie::slots(&theirs), link::all(&theirs), ceilings::all(&theirs)];
     let mut findings: Vec<Finding> = checks.concat();
     for finding in &mut findings {
@@ -124,6 +158,7 @@ fn compare(ours: &HostFacts, theirs: &HostFacts, name: &str) -> Vec<Finding> {
     findings.extend(guids(here, there, name));
     findings.extend(rates(here, there, name));
     findings.extend(mtus(here, there, name));
+    findings.extend(ipoib(here, there, name));
     findings.extend(roce(here, there, name));
     findings
 }
@@ -307,6 +342,21 @@ fn mtus(here: &PortFacts, there: &PortFacts, name: &str) -> Option<Finding> {
     })
 }
 
+/// IP over InfiniBand takes packets of one length at both ends.
+fn ipoib(here: &PortFacts, there: &PortFacts, name: &str) -> Option<Finding> {
+    let mtu = |port: &PortFacts| {
+        let is_infiniband = port.link_layer.as_str() == "InfiniBand";
+        port.interface_mtu.as_str().parse::<u32>().ok().filter(|_| is_infiniband)
+    };
+    let (mine, other) = (mtu(here)?, mtu(there)?);
+    let title = format!("IP over InfiniBand has MTU {mine} here, {other} on {name}");
+    (mine != other).then(|| {
+        both(Finding::note("peer-ipoib", "", title), "mtu", &mine.to_string(), &other.to_string(), name)
+            .means("Big copies by ssh or NFS may hang. Kaeru's own data is not IP once it is connected.")
+            .todo("Set mode and MTU the same on both ends. To see them:", &["ip -d link show type ipoib"])
+    })
+}
+
 /// Both speak one version of RoCE.
 fn roce(here: &PortFacts, there: &PortFacts, name: &str) -> Option<Finding> {
     let is_ethernet =
@@ -401,6 +451,10 @@ mod tests {
             Some(Level::Fail)
         );
         assert_eq!(level(vec![], same(fdr()), "peer-ports"), Some(Level::Note));
+        let ipoib = |bytes: &str| PortFacts { interface_mtu: bytes.into(), ..fdr() };
+        assert_eq!(level(vec![ipoib("2044")], same(ipoib("65520")), "peer-ipoib"), Some(Level::Note));
+        assert_eq!(level(vec![ipoib("2044")], same(ipoib("2044")), "peer-ipoib"), None);
+        assert_eq!(level(vec![mtu("1500")], same(mtu("9000")), "peer-ipoib"), None);
         // Ports that go together are found among others.
         assert_eq!(level(vec![ethernet(), fdr()], same(fdr()), "peer-layer"), Some(Level::Ok));
     }

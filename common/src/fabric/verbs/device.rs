@@ -119,6 +119,47 @@ pub fn names() -> Vec<String> {
         .unwrap_or_default()
 }
 
+/// How many bytes of data the packets of a port have at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packets {
+    /// As the link is.
+    pub active: u32,
+    /// As the port could.
+    pub greatest: u32,
+}
+
+/// How long the packets of a device's port are. `None` where it cannot be opened, or does not say.
+pub fn packets(device: &str, port: u8) -> Option<Packets> {
+    let mut count = 0;
+    // SAFETY: the call stores how many devices the list has that it returns, or returns null.
+    let list = unsafe { ffi::ibv_get_device_list(&raw mut count) };
+    if list.is_null() {
+        return None;
+    }
+    let count = usize::try_from(count).unwrap_or(0);
+    // SAFETY: the list has that many devices, and lives until it is freed below.
+    let devices = unsafe { std::slice::from_raw_parts(list, count) };
+    let found = devices.iter().find(|&&found| {
+        // SAFETY: a device of a list that lives, whose name is a C string of the same life.
+        unsafe { CStr::from_ptr(ffi::ibv_get_device_name(found)) }.to_bytes() == device.as_bytes()
+    });
+    // SAFETY: as above; null where this user may not open it.
+    let context = found.map_or(std::ptr::null_mut(), |&found| unsafe { ffi::ibv_open_device(found) });
+    // SAFETY: freed once; an open device does not need the list.
+    unsafe { ffi::ibv_free_device_list(list) };
+    if context.is_null() {
+        return None;
+    }
+    let mut attr = ffi::ibv_port_attr::default();
+    // SAFETY: the context is open, and the call fills the beginning of the structure, which is as in older libraries.
+    let status = unsafe { ffi::ibv_query_port(context, port, (&raw mut attr).cast()) };
+    // SAFETY: opened above, used by nothing else, closed once.
+    unsafe { ffi::ibv_close_device(context) };
+    let bytes = |mtu: ffi::ibv_mtu| (1..=5).contains(&mtu).then(|| 128 << mtu);
+    (status == 0).then_some(())?;
+    Some(Packets { active: bytes(attr.active_mtu)?, greatest: bytes(attr.max_mtu)? })
+}
+
 /// The addresses of this machine, each with its network interface.
 fn local_addresses() -> Vec<(IpAddr, String)> {
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::connect::{VerbsIncoming, VerbsListener};
-pub use self::device::{Device, addresses, interface_of, names};
+pub use self::device::{Device, Packets, addresses, interface_of, names, packets};
 pub use self::link::VerbsLink;
 pub use self::memory::VerbsDomain;
 use super::{ConnectError, Fabric, FabricKind, LinkConfig, SetupError};
