@@ -123,13 +123,7 @@ pub struct Figures {
 
 impl Figures {
     /// Of one kind of operation in runs that are given as elapsed time, processor time and retries.
-    fn of(
-        kind: &Kind,
-        block: u32,
-        elapsed: Duration,
-        cpu: Cpu,
-        retries: Option<u64>,
-    ) -> Self {
+    fn of(kind: &Kind, block: u32, elapsed: Duration, cpu: Cpu, retries: Option<u64>) -> Self {
         let percent = |cpu: Duration, seconds: f64| round(100.0 * cpu.as_secs_f64() / seconds, 10.0);
         let seconds = elapsed.as_secs_f64();
         let iops = if seconds > 0.0 { kind.count() as f64 / seconds } else { 0.0 };
@@ -384,9 +378,14 @@ impl Measured {
         let (wanted, done) = (super::units::rate(self.rate?), super::units::rate(self.rate_missed?));
         let missed = match self.all.missed {
             0 => String::new(),
-            missed => format!("; {missed} were due and never begun, and count among the latencies with how long they had waited"),
+            missed => format!(
+                "; {missed} were due and never begun, and count among the latencies with how long they had waited"
+            ),
         };
-        Some(format!("{}: {wanted} operations a second were asked for and {done} were done{missed}", self.title()))
+        Some(format!(
+            "{}: {wanted} operations a second were asked for and {done} were done{missed}",
+            self.title()
+        ))
     }
 
     /// Its place and operation in words: `remote read 4 KiB, depth 1`.

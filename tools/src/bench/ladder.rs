@@ -72,7 +72,8 @@ const TELLING: Duration = Duration::from_secs(1);
 /// [`BenchError`]; a failed operation is none, the report counts it.
 pub fn run(plan: &Plan, command: &str, stop: &Stop) -> Result<Report, BenchError> {
     let server = plan.server_machine.as_deref().map(read_machine).transpose()?;
-    let mut ladder = Ladder { plan, stop, report: empty(plan, command, server), reached: None, goals: Vec::new() };
+    let mut ladder =
+        Ladder { plan, stop, report: empty(plan, command, server), reached: None, goals: Vec::new() };
     match ladder.climb() {
         // What was measured is worth more than the reason why the rest was not.
         Err(error) if !ladder.report.results.is_empty() => ladder.problem(&error),
@@ -501,7 +502,8 @@ mod tests {
     }
 
     fn plan(flags: &[&str]) -> Plan {
-        let args = Args::try_parse_from([&["kaeru-bench", "sweep", "h/x", "--sizes", "4K,8K"], flags].concat());
+        let args =
+            Args::try_parse_from([&["kaeru-bench", "sweep", "h/x", "--sizes", "4K,8K"], flags].concat());
         Plan::of(&args.unwrap().command.unwrap()).unwrap().unwrap()
     }
 

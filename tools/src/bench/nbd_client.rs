@@ -384,7 +384,8 @@ mod tests {
         let _first = UnixStream::connect(&path).unwrap();
         let error = NbdClient::connect(&path, "x", Duration::from_millis(20), 1).unwrap_err().to_string();
         assert!(error.contains("did not answer within 0.02 s"), "{error}");
-        let error = NbdClient::connect(&folder.path().join("none"), "x", PATIENCE, 1).unwrap_err().to_string();
+        let error =
+            NbdClient::connect(&folder.path().join("none"), "x", PATIENCE, 1).unwrap_err().to_string();
         assert!(error.contains("cannot reach an NBD server at") && error.contains("none"), "{error}");
     }
 }

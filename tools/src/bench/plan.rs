@@ -374,7 +374,9 @@ mod tests {
         assert_eq!(parse("latency", &["h/x", "--lanes", "16"]).unwrap().lanes, 16);
         fails(&["h/x", "--lanes", "17"], "at most 16");
         fails(&["h/x", "--lanes", "257", "--rung", "ram"], "256");
-        for flags in [&["--socket", "/s"][..], &["--device", "/d"], &["--disk", "/d"], &["h/x", "--rung", "ram"]] {
+        for flags in
+            [&["--socket", "/s"][..], &["--device", "/d"], &["--disk", "/d"], &["h/x", "--rung", "ram"]]
+        {
             assert_eq!(parse("latency", &[flags, &["--lanes", "256"]].concat()).unwrap().lanes, 256);
         }
     }
@@ -383,7 +385,10 @@ mod tests {
     fn flags_about_lanes_of_ours_need_one() {
         for flags in [&["--stages"][..], &["--spin", "0"], &["--fabric", "tcp"]] {
             fails(&[&["--socket", "/s"], flags].concat(), flags[0]);
-            fails(&[&["h/x", "--socket", "/s", "--device", "/d", "--rung", "socket,device"], flags].concat(), flags[0]);
+            fails(
+                &[&["h/x", "--socket", "/s", "--device", "/d", "--rung", "socket,device"], flags].concat(),
+                flags[0],
+            );
             assert!(parse("latency", &[&["h/x"], flags].concat()).unwrap().remarks.is_empty());
         }
         let both = parse("latency", &["h/x", "--socket", "/s", "--stages"]).unwrap();

@@ -199,10 +199,13 @@ mod tests {
 
     #[test]
     fn an_export_is_the_same_by_another_name_and_not_over_another_fabric() {
-        let goal = |target: &str, fabric: &str| Goal { target: target.parse().unwrap(), fabric: fabric.into() };
+        let goal =
+            |target: &str, fabric: &str| Goal { target: target.parse().unwrap(), fabric: fabric.into() };
         let first = goal("127.0.0.1:9/x", "tcp");
         assert!(first.is_same(&goal("127.0.0.1:9/x", "tcp")) && first.is_same(&goal("localhost:9/x", "tcp")));
-        for other in [goal("127.0.0.1:9/y", "tcp"), goal("127.0.0.1:8/x", "tcp"), goal("127.0.0.1:9/x", "verbs")] {
+        for other in
+            [goal("127.0.0.1:9/y", "tcp"), goal("127.0.0.1:8/x", "tcp"), goal("127.0.0.1:9/x", "verbs")]
+        {
             assert!(!first.is_same(&other), "{other:?}");
         }
     }

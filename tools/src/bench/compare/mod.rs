@@ -241,7 +241,9 @@ fn cautions(names: &[String], reports: &[Report]) -> Vec<String> {
         if let Some(problem) = &report.problem {
             cautions.push(format!("{name} is not whole: {problem}"));
         }
-        cautions.extend(report.results.iter().filter_map(Measured::rate_remark).map(|text| format!("{name}: {text}")));
+        cautions.extend(
+            report.results.iter().filter_map(Measured::rate_remark).map(|text| format!("{name}: {text}")),
+        );
         if report.results.iter().any(|result| result.runs.len() < 2) {
             cautions.push(format!(
                 "{name} has loads with one run only, as sweeps have by themselves: there is no verdict on them; measure again \

@@ -132,7 +132,11 @@ fn numbers_from_files_may_be_as_large_as_they_like() {
         assert!(!page.contains("NaN\"") && page.contains("<svg"), "{page}");
     }
     report.derive_steps();
-    for print in [crate::bench::report::table::print, crate::bench::report::blog::print, crate::bench::report::csv::print] {
+    for print in [
+        crate::bench::report::table::print,
+        crate::bench::report::blog::print,
+        crate::bench::report::csv::print,
+    ] {
         print(&report, &mut Vec::new()).unwrap();
     }
 }

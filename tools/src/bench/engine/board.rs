@@ -214,7 +214,8 @@ impl Board {
     /// Leaves the lanes to themselves. Those that have nothing under way have done what they had to.
     pub(super) fn give_up(&self, reason: &str) {
         self.over.store(true, Ordering::Relaxed);
-        let is_busy = |under_way: &UnderWay| under_way.0.iter().any(|count| count.load(Ordering::Relaxed) > 0);
+        let is_busy =
+            |under_way: &UnderWay| under_way.0.iter().any(|count| count.load(Ordering::Relaxed) > 0);
         let busy = (0u32..).zip(&self.under_way).filter(|(_, under_way)| is_busy(under_way));
         let busy: Vec<u32> = busy.map(|(lane, _)| lane).collect();
         // One that hangs before it has begun anything is lost as well.

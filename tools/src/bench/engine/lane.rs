@@ -228,7 +228,8 @@ impl Worker {
 
     /// Whether the time that was asked for has passed, where one was.
     fn is_whole(&self, start: Instant, last: Instant) -> bool {
-        matches!(self.limit, Limit::Count(_)) || matches!(self.limit, Limit::Time(time) if last - start >= time)
+        matches!(self.limit, Limit::Count(_))
+            || matches!(self.limit, Limit::Time(time) if last - start >= time)
     }
 
     /// Notes what there is to say at the end, when `begun` operations were begun.
@@ -261,7 +262,8 @@ impl Worker {
         let mut number = begun;
         while number < due {
             let count = step.min(due - number);
-            let waited = self.due(start, number).map_or(Duration::ZERO, |due| now.saturating_duration_since(due));
+            let waited =
+                self.due(start, number).map_or(Duration::ZERO, |due| now.saturating_duration_since(due));
             sheet.miss(steps.next_step().0, count, waited);
             number += count;
         }

@@ -24,7 +24,12 @@ pub fn print(report: &Report, out: &mut dyn Write) -> io::Result<()> {
         labels.push("interrupted".into());
     }
     let labels = quoted(&labels.join("; "));
-    let mut row = |result: &Measured, run: &str, stage: &str, counts: Vec<String>, latency: &Latency, half: Option<f64>| {
+    let mut row = |result: &Measured,
+                   run: &str,
+                   stage: &str,
+                   counts: Vec<String>,
+                   latency: &Latency,
+                   half: Option<f64>| {
         let which = vec![
             result.rung.to_string(),
             result.operation.to_string(),

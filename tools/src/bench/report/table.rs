@@ -171,7 +171,10 @@ fn throughput(report: &Report, out: &mut dyn Write) -> io::Result<()> {
 pub(super) fn apart(report: &Report) -> Option<String> {
     let rungs: Vec<&str> = report.apart.iter().map(|rung| rung.word()).collect();
     (!rungs.is_empty()).then(|| {
-        format!("{}: not known to lead to the same export over the same fabric, so no difference is taken", rungs.join(", "))
+        format!(
+            "{}: not known to lead to the same export over the same fabric, so no difference is taken",
+            rungs.join(", ")
+        )
     })
 }
 

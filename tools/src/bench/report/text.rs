@@ -52,7 +52,8 @@ pub fn columns(out: &mut dyn Write, left: usize, rows: &[Vec<String>]) -> io::Re
 
 /// Whether a terminal would do something else than show this character: escapes, and what turns the direction of writing.
 pub fn is_obeyed(character: char) -> bool {
-    let turns = matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let turns =
+        matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     turns || (character.is_control() && character != '\n')
 }
 
@@ -89,6 +90,9 @@ mod tests {
         columns(&mut out, 1, &[vec![evil.to_owned(), "1".to_owned()]]).unwrap();
         let text = String::from_utf8(out.0).unwrap();
         assert!(!text.contains(is_obeyed), "{text:?}");
-        assert!(text.starts_with("a\u{fffd}[2Jb\u{fffd}c\u{fffd}31md") && text.contains("\nµs → 4 KiB\n"), "{text:?}");
+        assert!(
+            text.starts_with("a\u{fffd}[2Jb\u{fffd}c\u{fffd}31md") && text.contains("\nµs → 4 KiB\n"),
+            "{text:?}"
+        );
     }
 }

@@ -82,15 +82,20 @@ impl RungName {
             None if self > Self::Fabric => vec!["network, server and store"],
             _ => Vec::new(),
         };
-        let is_between = |rung: &Self| *rung <= self && below.map_or(*rung > Self::Fabric || *rung == self, |below| *rung > below);
-        let parts = Self::ALL.into_iter().filter(|rung| rung.is_on_the_way() && is_between(rung)).map(|rung| match rung {
-            Self::Ram => "a copy from or to this machine's own memory",
-            Self::Disk => "this machine's own disk, past the page cache",
-            Self::Fabric => "the link: cards, cable, memory",
-            Self::Remote => "the client's library",
-            Self::Socket => "NBD on a Unix socket, and its lane",
-            Self::Device => "the kernel's block layer and NBD driver",
-        });
+        let is_between = |rung: &Self| {
+            *rung <= self && below.map_or(*rung > Self::Fabric || *rung == self, |below| *rung > below)
+        };
+        let parts =
+            Self::ALL.into_iter().filter(|rung| rung.is_on_the_way() && is_between(rung)).map(|rung| {
+                match rung {
+                    Self::Ram => "a copy from or to this machine's own memory",
+                    Self::Disk => "this machine's own disk, past the page cache",
+                    Self::Fabric => "the link: cards, cable, memory",
+                    Self::Remote => "the client's library",
+                    Self::Socket => "NBD on a Unix socket, and its lane",
+                    Self::Device => "the kernel's block layer and NBD driver",
+                }
+            });
         begin.into_iter().chain(parts).collect::<Vec<_>>().join("; ")
     }
 }

@@ -137,7 +137,8 @@ pub fn ladder(report: &Report) -> String {
         );
         out.push_str("</figure>");
     }
-    let apart = apart(report).map_or_else(String::new, |text| format!("<p class=\"none\">{}</p>", escape(&text)));
+    let apart =
+        apart(report).map_or_else(String::new, |text| format!("<p class=\"none\">{}</p>", escape(&text)));
     match out.is_empty() {
         true => apart,
         false => format!("<h2>Where the time goes</h2><div class=\"ladder\">{out}</div>{apart}"),
