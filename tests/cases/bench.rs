@@ -371,7 +371,6 @@ fn what_is_given_in_place_of_a_file_is_not_waited_for() {
     let server = Server::start(&["--ram", "scratch=1M"]);
     run_bench(&args(&["latency", &server.export("scratch"), "--server-machine", fifo], SHORT))
         .failure(1, &["--server-machine", "nothing came from it", "kaeru-bench machine --json"]);
-    run_bench(&["compare", fifo, fifo]).failure(1, &["nothing came from it"]);
     run_bench(&["latency", &server.export("scratch"), "--html", &format!("{place}/no/page.html")])
         .failure(1, &["cannot write the page"]);
 }

@@ -80,7 +80,8 @@ fn every_circumstance_that_differs_is_said_and_none_that_does_not() {
         compare(&["a".into(), "b".into()], &[report.clone(), second.clone()]).cautions.join("; ")
     };
     assert!(!cautions(&report).contains("differ"), "{}", cautions(&report));
-    let changes: [(fn(&mut Report), &str); 12] = [
+    type Change = fn(&mut Report);
+    let changes: [(Change, &str); 12] = [
         (|report| report.target = "h/y".into(), "exports differ: 10.9.0.1/scratch / h/y"),
         (|report| report.target_kind = Some("null".into()), "kinds of export differ: ram / null"),
         (|report| report.target_bytes = Some(1 << 20), "sizes of the exports differ: 64 MiB / 1 MiB"),

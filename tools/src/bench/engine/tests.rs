@@ -288,3 +288,13 @@ fn the_distribution_of_delays_comes_out() {
     let found = [50, 90].map(|part| samples.part(part, 100).unwrap().as_micros());
     assert!(found[0] >= 2000 && found[1] >= 3600 && found[0] < found[1], "{found:?} µs");
 }
+
+#[test]
+fn the_time_until_a_lane_died_is_part_of_what_it_took() {
+    let board = Board::new(&case().load, 1).unwrap();
+    board.sheet(0).begin = Instant::now().checked_sub(Duration::from_secs(1));
+    board.fail(0, "gone");
+    let outcome = board.outcome(Cpu::default(), true);
+    assert!(outcome.elapsed >= Duration::from_secs(1), "{:?}", outcome.elapsed);
+    assert_eq!(count(&outcome), (0, 1), "a lane that had nothing to do is lost too");
+}
