@@ -281,6 +281,157 @@ fn a_server_that_goes_away_fails_the_run_and_keeps_what_there_is() {
 }
 
 #[test]
+fn rungs_above_one_whose_lanes_died_are_not_begun_and_all_that_was_under_way_has_failed() {
+    let mut server = Server::start(&["--ram", "scratch=1M"]);
+    let (mut process, _folder) = long(&server, &["--rung", "socket", "--depth", "32"]);
+    server.process.kill();
+    let status = process.ended_within(Duration::from_secs(30)).expect("a dead server ends it");
+    assert_eq!(status.code(), Some(1));
+    process.wait_for_line("the end of its report", |line| (line == "}").then_some(()));
+    let found: Value = serde_json::from_str(process.said()).unwrap();
+    assert_eq!(found["results"].as_array().unwrap().len(), 1, "{found:#}");
+    assert_eq!(result(&found, "remote", "read")["all"]["errors"], 32, "{found:#}");
+    let problem = found["problem"].as_str().unwrap();
+    assert!(problem.contains("\"remote\" lost 1 of 1 lanes: the lane is dead"), "{problem}");
+}
+
+#[test]
+fn as_many_lanes_as_a_session_has_are_opened_on_every_rung() {
+    let server = Server::start(&["--ram", "scratch=1M"]);
+    let target = server.export("scratch");
+    let flags = ["sweep", &target, "--rung", "fabric,remote,socket", "--sizes", "4K,8K", "--depths", "1"];
+    let found = report(&args(&flags, &["--lanes", "16", "--count", "64", "--warm-up", "0"]));
+    let results = found["results"].as_array().unwrap();
+    assert!(results.len() == 6 && results.iter().all(|result| result["all"]["count"] == 64), "{found:#}");
+    run_bench(&["latency", &target, "--lanes", "17"]).failure(2, &["--lanes 17", "at most 16", "--socket"]);
+}
+
+#[test]
+fn exactly_as_many_operations_are_measured_as_were_asked_for() {
+    let server = Server::start(&["--null", "void=1M"]);
+    let target = server.export("void");
+    for count in [1, 2, 10] {
+        let flags = ["run", &target, "--rung", "remote", "--warm-up", "0", "--count", &count.to_string()];
+        assert_eq!(result(&report(&flags), "remote", "read")["all"]["count"], count);
+    }
+}
+
+#[test]
+fn a_stall_at_the_end_is_not_hidden_and_a_missed_rate_is_told() {
+    let folder = scratch();
+    let flag = format!("disk={},create=1M", folder.path().join("disk.img").display());
+    // The third operation of three hundred takes longer than all of them have.
+    let server = Server::start(&["--file", &flag, "--fault", "disk=read:delay=700ms,after=2,once"]);
+    let target = server.export("disk");
+    let flags = ["run", &target, "--rung", "remote", "--repeat", "1", "--warm-up", "0"];
+    let load = ["--rate", "1000", "--seconds", "0.3"];
+    let found = report(&args(&flags, &load));
+    let all = &result(&found, "remote", "read")["all"];
+    assert_eq!((&all["count"], &all["missed"]), (&300.into(), &0.into()), "{all:#}");
+    let median = all["latency_us"]["p50"].as_f64().unwrap();
+    assert!(median > 400_000.0, "half of all waited for more than 400 ms, not {median} µs");
+    assert!(result(&found, "remote", "read")["rate_missed"].as_f64().unwrap() < 500.0, "{found:#}");
+    // One a second is one a second.
+    let found = report(&args(&flags, &["--rate", "1", "--seconds", "2"]));
+    let iops = result(&found, "remote", "read")["all"]["iops"].as_f64().unwrap();
+    assert!((0.5..=1.0).contains(&iops), "{iops}");
+    run_bench(&args(&flags, &["--rate", "1e-20"])).failure(2, &["from 0.0001 to 100000000"]);
+    run_bench(&args(&flags, &["--rate", "1e9"])).failure(2, &["from 0.0001 to 100000000"]);
+    run_bench(&args(&flags, &["--seconds", "1e-9"])).failure(2, &["from 0.001"]);
+}
+
+#[test]
+fn differences_are_taken_only_between_ways_to_the_same_export() {
+    let server = Server::start(&["--ram", "scratch=1M", "--ram", "other=1M"]);
+    let nbd = Nbd::unix(&server, "scratch");
+    let socket = nbd.socket().to_str().unwrap();
+    let steps_and_apart = |folder: &std::path::Path, target: &str| {
+        let flags = ["latency", target, "--socket", socket, "--json"];
+        let text = crate::harness::process::run(bench(folder, &flags).args(SHORT)).success();
+        let found: Value = serde_json::from_str(&text).unwrap();
+        (found["steps"].as_array().unwrap().len(), found["apart"].clone())
+    };
+    let scratch_export = server.export("scratch");
+    assert_eq!(steps_and_apart(nbd.folder(), &scratch_export), (3, serde_json::json!([])));
+    // Nobody in this folder knows of it.
+    let empty = scratch();
+    assert_eq!(steps_and_apart(empty.path(), &scratch_export), (2, serde_json::json!(["socket"])));
+}
+
+#[test]
+fn what_is_given_in_place_of_a_file_is_not_waited_for() {
+    let folder = scratch();
+    let fifo = folder.path().join("fifo");
+    let made = std::process::Command::new("mkfifo").arg(&fifo).status().expect("coreutils");
+    assert!(made.success());
+    let (fifo, place) = (fifo.to_str().unwrap(), folder.path().to_str().unwrap());
+    run_bench(&["latency", "--device", fifo]).failure(1, &["a FIFO", "a block device"]);
+    run_bench(&["latency", "--device", place]).failure(1, &["a folder", "a block device"]);
+    assert_eq!(std::fs::read_dir(place).unwrap().count(), 1, "nothing was made in it");
+    let server = Server::start(&["--ram", "scratch=1M"]);
+    run_bench(&args(&["latency", &server.export("scratch"), "--server-machine", fifo], SHORT))
+        .failure(1, &["--server-machine", "nothing came from it", "kaeru-bench machine --json"]);
+    run_bench(&["latency", &server.export("scratch"), "--html", &format!("{place}/no/page.html")])
+        .failure(1, &["cannot write the page"]);
+}
+
+#[test]
+fn a_closed_pipe_loses_neither_the_page_nor_the_failure() {
+    let folder = scratch();
+    let server = Server::start(&["--ram", "scratch=1M"]);
+    let page = folder.path().join("page.html");
+    let closed = |flags: &[&str]| {
+        let mut command = bench(folder.path(), flags);
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        command.stdout(writer).stderr(std::process::Stdio::null()).status().unwrap().code()
+    };
+    let target = server.export("scratch");
+    let flags = args(&["latency", &target, "--html", page.to_str().unwrap()], SHORT);
+    assert_eq!(closed(&flags), Some(0));
+    assert!(std::fs::read_to_string(&page).unwrap().contains("</html>"));
+    let flag = format!("disk={},create=1M", folder.path().join("disk.img").display());
+    let faulty = Server::start(&["--file", &flag, "--fault", "disk=read:error=EIO,every=2"]);
+    assert_eq!(closed(&args(&["latency", &faulty.export("disk"), "--json"], SHORT)), Some(1));
+    let report = folder.path().join("report.json");
+    std::fs::write(&report, self::report(&args(&["latency", &target], SHORT)).to_string()).unwrap();
+    let report = report.to_str().unwrap();
+    assert_eq!(closed(&["compare", report, report, "--json", "--html", page.to_str().unwrap()]), Some(0));
+    assert!(std::fs::read_to_string(&page).unwrap().contains("Comparison of"));
+}
+
+#[test]
+fn odd_bytes_and_escapes_do_no_harm() {
+    use std::os::unix::ffi::OsStrExt;
+    let odd = std::ffi::OsStr::from_bytes(b"/no/\xff\xfe");
+    let mut command = bench(scratch().path(), &["latency", "--disk"]);
+    crate::harness::process::run(command.arg(odd)).failure(1, &["cannot open", "/no/"]);
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let place = folder.path().join(std::ffi::OsStr::from_bytes(b"\xff\xfe"));
+    std::fs::write(&place, vec![7; 1 << 20]).unwrap();
+    let mut command = bench(scratch().path(), &args(&["latency", "--json", "--disk"], &[]));
+    let text = crate::harness::process::run(command.arg(&place).args(SHORT)).success();
+    assert!(text.contains("\u{fffd}"), "{text}");
+    for form in [&[][..], &["--paste"], &["--csv"], &["--json"]] {
+        let flags = ["latency", "--rung", "ram", "--label", "a\u{1b}[2Jb\u{9b}31m"];
+        let server = Server::start(&["--ram", "scratch=1M"]);
+        let target = server.export("scratch");
+        let text = run_bench(&[&flags, form, SHORT, &[target.as_str()]].concat()).success();
+        assert!(!text.contains(['\u{1b}', '\u{9b}']) && text.contains('a'), "{text:?}");
+    }
+}
+
+#[test]
+fn an_nbd_server_that_says_nothing_is_named_so() {
+    let folder = scratch();
+    let path = folder.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let path = path.to_str().unwrap();
+    run_bench(&["latency", "--socket", path]).failure(1, &["did not answer within 10 s"]);
+    run_bench(&["latency", "--socket", path, "--stages"]).failure(2, &["--stages", "leave it out"]);
+}
+
+#[test]
 fn a_rate_is_kept_and_late_operations_count_from_when_they_were_due() {
     let folder = scratch();
     let flag = format!("disk={},create=1M", folder.path().join("disk.img").display());
@@ -318,7 +469,13 @@ fn reports_are_compared_by_the_spread_of_their_runs() {
     let flags = ["compare", &files[0], &files[1], &files[2], "--html", page.to_str().unwrap()];
     let text = run_bench(&flags).success();
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    for part in ["slow is slower than fast", "lie apart", "no verdict on single", "--repeat"] {
+    for part in [
+        "slow is slower than fast",
+        "lie apart",
+        "no verdict on single",
+        "--repeat 3",
+        "kinds of export differ: ram / file",
+    ] {
         assert!(words.contains(part), "{part} is not in {text}");
     }
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");

@@ -124,3 +124,24 @@ fn the_page_fits_phones_and_desks_in_light_and_dark_and_its_numbers_are_those_of
         );
     }
 }
+
+/// What is for paper, shown on a screen: the browser without a window prints only into files.
+#[test]
+fn on_paper_the_page_is_black_on_white_and_nothing_is_cut_off() {
+    requires!(browser());
+    let server = Server::start(&["--ram", "scratch=1M"]);
+    let folder = scratch();
+    let page = folder.path().join("page.html");
+    let flags =
+        ["latency", &server.export("scratch"), "--count", "300", "--write", "--yes", "--warm-up", "0"];
+    run_bench(&[&flags[..], &["--html", page.to_str().unwrap()]].concat()).success();
+    let text = std::fs::read_to_string(&page).unwrap();
+    assert!(text.contains("@media print"), "there is something for paper");
+    std::fs::write(&page, text.replace("@media print", "@media all")).unwrap();
+    let shown = shown(folder.path(), true);
+    // Paper is about half as wide as the wider frame, and twice as wide as the narrower one.
+    let frame = &shown["frames"][1];
+    assert_eq!(frame["ground"], "rgb(255, 255, 255)", "whatever the screen is like");
+    assert!(frame["wide"].as_u64() <= frame["room"].as_u64(), "{}", frame["wide"]);
+    assert_eq!((&frame["plots"], &frame["flat"]), (&4.into(), &0.into()));
+}

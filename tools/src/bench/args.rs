@@ -117,11 +117,11 @@ pub struct Measure {
     /// Bytes of one operation
     #[arg(long, value_name = "SIZE", value_parser = parse_block)]
     pub block: Option<u32>,
-    /// Lanes, each with a thread and a connection of its own
+    /// Lanes, each with a thread and a connection of its own; up to 16, or to 256 on a --socket, --device or --disk
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=256))]
     pub lanes: u32,
     /// Begin this many operations a second, on time whether earlier ones are over or not
-    #[arg(long, value_name = "PER-SECOND", value_parser = parse_positive)]
+    #[arg(long, value_name = "PER-SECOND", value_parser = parse_rate)]
     pub rate: Option<f64>,
     /// Measure each figure for this many seconds, all runs together [default: 3; sweep: 1]
     #[arg(long, aliases = ["runtime", "time", "duration"], value_name = "N", conflicts_with = "count", value_parser = parse_seconds)]
@@ -133,7 +133,7 @@ pub struct Measure {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub repeat: Option<u32>,
     /// How long to warm up
-    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "500ms")]
+    #[arg(long, value_name = "TIME", value_parser = parse_warm_up, default_value = "500ms")]
     pub warm_up: Duration,
     /// Stamp every operation: when it passed where
     #[arg(long)]
@@ -259,19 +259,32 @@ fn parse_block(text: &str) -> Result<u32, String> {
 
 /// Seconds, or a time with its unit: `3`, `0.5`, `3s`, `500ms`.
 fn parse_seconds(text: &str) -> Result<f64, String> {
-    match parse_time(text) {
-        Ok(time) => parse_positive(&time.as_secs_f64().to_string()),
-        Err(_) => parse_positive(text),
-    }
+    let text = match parse_time(text) {
+        Ok(time) => time.as_secs_f64().to_string(),
+        Err(_) => text.to_owned(),
+    };
+    // Less is over before it has begun; a year is enough.
+    within(&text, 0.001, 31_536_000.0, "it has to be from 0.001 (1 ms) to 31536000 (a year)")
 }
 
-fn parse_positive(text: &str) -> Result<f64, String> {
+/// Operations a second.
+fn parse_rate(text: &str) -> Result<f64, String> {
+    // Nobody waits longer than an hour for the second one, and no clock tells more apart.
+    within(text, 0.0001, 1e8, "it has to be from 0.0001 to 100000000 operations a second")
+}
+
+fn within(text: &str, least: f64, most: f64, bounds: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|_| format!("\"{text}\" is no number"))?;
-    if number.is_finite() && number > 0.0 && number < 1e9 {
-        Ok(number)
-    } else {
-        Err("it has to be above 0".into())
-    }
+    if (least..=most).contains(&number) { Ok(number) } else { Err(bounds.to_owned()) }
+}
+
+/// A warm-up, which nobody wants longer than a measurement.
+fn parse_warm_up(text: &str) -> Result<Duration, String> {
+    const MOST: Duration = Duration::from_secs(24 * 3600);
+    parse_time(text).and_then(|time| match time <= MOST {
+        true => Ok(time),
+        false => Err("it has to be a day or less".to_owned()),
+    })
 }
 
 #[cfg(test)]
@@ -293,10 +306,18 @@ mod tests {
         for text in ["0", "33M", "-1", "x"] {
             assert!(parse_block(text).is_err(), "{text}");
         }
-        for text in ["0", "-1", "inf", "NaN", "x"] {
-            assert!(parse_positive(text).is_err(), "{text}");
-            assert!(parse_seconds(text).is_err(), "{text}");
+    }
+
+    #[test]
+    fn numbers_have_bounds_that_are_said() {
+        for text in ["0", "-1", "inf", "NaN", "x", "1e-9", "1e300", "1e-20"] {
+            let (rate, seconds) = (parse_rate(text).unwrap_err(), parse_seconds(text).unwrap_err());
+            assert!(text == "x" || rate.contains("from 0.0001 to 100000000"), "{text}: {rate}");
+            assert!(text == "x" || seconds.contains("from 0.001 (1 ms)"), "{text}: {seconds}");
         }
+        assert!(parse_rate("1e9").unwrap_err().contains("to 100000000"));
+        assert_eq!((parse_rate("0.5"), parse_rate("1e8")), (Ok(0.5), Ok(1e8)));
+        assert!(parse_warm_up("99999999999999999s").is_err() && parse_warm_up("1s").is_ok());
     }
 
     #[test]

@@ -98,6 +98,9 @@ pub struct Figures {
     pub count: u64,
     /// Operations that failed.
     pub errors: u64,
+    /// With a rate: operations that were due and never begun. The latencies have how long each had waited until then.
+    #[serde(default)]
+    pub missed: u64,
     /// Times that a card or the kernel had to send something again; absent where nobody counts.
     pub retries: Option<u64>,
     /// How long it took.
@@ -120,20 +123,14 @@ pub struct Figures {
 
 impl Figures {
     /// Of one kind of operation in runs that are given as elapsed time, processor time and retries.
-    fn of(
-        samples: &Samples,
-        errors: u64,
-        block: u32,
-        elapsed: Duration,
-        cpu: Cpu,
-        retries: Option<u64>,
-    ) -> Self {
+    fn of(kind: &Kind, block: u32, elapsed: Duration, cpu: Cpu, retries: Option<u64>) -> Self {
         let percent = |cpu: Duration, seconds: f64| round(100.0 * cpu.as_secs_f64() / seconds, 10.0);
         let seconds = elapsed.as_secs_f64();
-        let iops = if seconds > 0.0 { samples.count() as f64 / seconds } else { 0.0 };
+        let iops = if seconds > 0.0 { kind.count() as f64 / seconds } else { 0.0 };
         Self {
-            count: samples.count(),
-            errors,
+            count: kind.count(),
+            errors: kind.errors,
+            missed: kind.missed,
             retries,
             seconds,
             iops: round(iops, 1e3),
@@ -142,10 +139,13 @@ impl Figures {
             client_cpu_percent: (seconds > 0.0).then(|| percent(cpu.client, seconds)),
             server_cpu_seconds: cpu.server.map(|cpu| cpu.as_secs_f64()),
             server_cpu_percent: cpu.server.filter(|_| seconds > 0.0).map(|cpu| percent(cpu, seconds)),
-            latency_us: Latency::of(samples),
+            latency_us: Latency::of(&kind.samples),
         }
     }
 }
+
+/// A rate is kept where this part of it is done: the last operations of a run end after the time in which they were due.
+const KEPT: f64 = 0.95;
 
 /// As many parts of one as are worth writing down: what is shorter is read back as it was.
 fn round(number: f64, parts: f64) -> f64 {
@@ -201,6 +201,9 @@ pub struct Measured {
     pub lanes: u32,
     /// Operations a second that were asked for.
     pub rate: Option<f64>,
+    /// Operations of the whole load that were done a second, where that is short of what was asked for.
+    #[serde(default)]
+    pub rate_missed: Option<f64>,
     /// All runs together.
     pub all: Figures,
     /// Each run.
@@ -274,16 +277,18 @@ impl Gathered {
             Some(sum) => *sum += cpu,
         }
         if let Some(retries) = retries {
-            *self.retries.get_or_insert(0) += retries;
+            let sum = self.retries.get_or_insert(0);
+            *sum = sum.saturating_add(retries);
         }
         self.first_error = self.first_error.take().or(first_error);
         for kind in kinds {
-            let run = Figures::of(&kind.samples, kind.errors, self.place.block, elapsed, cpu, retries);
+            let run = Figures::of(&kind, self.place.block, elapsed, cpu, retries);
             match self.kinds.iter_mut().find(|(known, _)| known.op == kind.op) {
                 None => self.kinds.push((kind, vec![run])),
                 Some((known, runs)) => {
                     runs.push(run);
                     known.errors += kind.errors;
+                    known.missed += kind.missed;
                     known.samples.merge(&kind.samples);
                     if let (Some(ours), Some(theirs)) = (&mut known.service, &kind.service) {
                         ours.merge(theirs);
@@ -301,10 +306,20 @@ impl Gathered {
         self.kinds.iter().map(|(kind, runs)| self.of_kind(kind, runs)).collect()
     }
 
+    /// See [`Measured::rate_missed`].
+    fn rate_missed(&self) -> Option<f64> {
+        let (wanted, seconds) = (self.place.rate?, self.elapsed.as_secs_f64());
+        // What failed was begun in time.
+        let kinds = self.kinds.iter().map(|(kind, _)| (kind.count() + kind.errors, kind.missed));
+        let (over, missed) = kinds.fold((0, 0), |sum, kind| (sum.0 + kind.0, sum.1 + kind.1));
+        let done = if seconds > 0.0 { round(over as f64 / seconds, 1e3) } else { 0.0 };
+        (missed > 0 || done < wanted * KEPT).then_some(done)
+    }
+
     fn of_kind(&self, kind: &Kind, runs: &[Figures]) -> Measured {
         let Place { rung, mixed_reads_percent, pattern, block, depth, lanes, rate } = self.place;
         let cpu = self.cpu.unwrap_or_default();
-        let all = Figures::of(&kind.samples, kind.errors, block, self.elapsed, cpu, self.retries);
+        let all = Figures::of(kind, block, self.elapsed, cpu, self.retries);
         let halves = rung == RungName::Fabric && kind.op == Op::Write && depth == 1 && rate.is_none();
         Measured {
             rung,
@@ -315,6 +330,7 @@ impl Gathered {
             depth,
             lanes,
             rate,
+            rate_missed: self.rate_missed(),
             half_round_trip_us: halves.then(|| all.latency_us.halved()),
             uncorrected_us: kind.service.as_ref().map(Latency::of),
             stages: kind.stages.as_ref().map(stage_figures).unwrap_or_default(),
@@ -357,6 +373,21 @@ pub fn spread(runs: &[Figures], figure: impl Fn(&Figures) -> Option<f64>) -> Opt
 }
 
 impl Measured {
+    /// That the rate was not kept, in words.
+    pub fn rate_remark(&self) -> Option<String> {
+        let (wanted, done) = (super::units::rate(self.rate?), super::units::rate(self.rate_missed?));
+        let missed = match self.all.missed {
+            0 => String::new(),
+            missed => format!(
+                "; {missed} were due and never begun, and count among the latencies with how long they had waited"
+            ),
+        };
+        Some(format!(
+            "{}: {wanted} operations a second were asked for and {done} were done{missed}",
+            self.title()
+        ))
+    }
+
     /// Its place and operation in words: `remote read 4 KiB, depth 1`.
     pub fn title(&self) -> String {
         let lanes = if self.lanes > 1 { format!(" × {} lanes", self.lanes) } else { String::new() };

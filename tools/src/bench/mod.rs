@@ -25,6 +25,7 @@ pub mod consent;
 pub mod cpu;
 pub mod engine;
 pub mod figures;
+pub mod files;
 pub mod ladder;
 pub mod machine;
 pub mod nbd_client;

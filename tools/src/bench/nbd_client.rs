@@ -14,9 +14,14 @@ use kaeru_client::nbd::proto::{
     ClientFlags, GREETING_BYTES, HandshakeFlags, INFO_EXPORT, INIT_MAGIC, MAX_STRING, OPT_GO, OPTION_MAGIC,
     OPTION_REPLY_HEADER_BYTES, OPTION_REPLY_MAGIC, REP_ACK, REP_FLAG_ERROR, REP_INFO, TransmissionFlags,
 };
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use self::requests::Requests;
 pub use self::requests::{Answered, MAX_DEPTH};
+
+/// A server that has more to say about an export never comes to an end.
+const MOST_REPLIES: u32 = 64;
 
 /// Why an export cannot be used, or a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +41,12 @@ pub enum NbdError {
         export: String,
         /// What the server said.
         reason: String,
+    },
+    /// It does not get on.
+    #[error("the NBD server did not answer within {} s; is it alive, and is this its socket?", .patience.as_secs_f64())]
+    Silent {
+        /// How long it was waited for.
+        patience: Duration,
     },
     /// What came is no NBD, or no NBD that we asked for.
     #[error("the NBD server broke the protocol: {0}")]
@@ -60,15 +71,21 @@ impl NbdClient {
     /// # Errors
     /// [`NbdError`].
     pub fn connect(path: &Path, export: &str, patience: Duration, depth: u32) -> Result<Self, NbdError> {
-        let connect = |source| NbdError::Connect { path: path.to_owned(), source };
-        Self::over(UnixStream::connect(path).map_err(connect)?, export, patience, depth)
+        let stream = connect(path, patience).map_err(|source| match source.kind() {
+            io::ErrorKind::WouldBlock => NbdError::Silent { patience },
+            _ => NbdError::Connect { path: path.to_owned(), source },
+        })?;
+        Self::over(stream, export, patience, depth)
     }
 
     fn over(mut stream: UnixStream, export: &str, patience: Duration, depth: u32) -> Result<Self, NbdError> {
         stream.set_read_timeout(Some(patience))?;
         stream.set_write_timeout(Some(patience))?;
-        greet(&mut stream)?;
-        let (size, flags) = go(&mut stream, export)?;
+        let described = greet(&mut stream).and_then(|()| go(&mut stream, export));
+        let (size, flags) = described.map_err(|error| match error {
+            NbdError::Io(error) if error.kind() == io::ErrorKind::WouldBlock => NbdError::Silent { patience },
+            error => error,
+        })?;
         Ok(Self { size, flags, requests: Requests::new(stream, depth)? })
     }
 
@@ -102,6 +119,14 @@ impl Drop for NbdClient {
     }
 }
 
+/// As [`UnixStream::connect`], which would wait for ever where a server takes no connection from its queue.
+fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
+}
+
 fn greet(stream: &mut UnixStream) -> Result<(), NbdError> {
     let mut greeting = [0; GREETING_BYTES];
     stream.read_exact(&mut greeting)?;
@@ -131,7 +156,7 @@ fn go(stream: &mut UnixStream, export: &str) -> Result<(u64, TransmissionFlags),
     option.extend(0u16.to_be_bytes());
     stream.write_all(&option)?;
     let mut found = None;
-    loop {
+    for _ in 0..MOST_REPLIES {
         let (reply, data) = option_reply(stream)?;
         match reply {
             REP_ACK => {
@@ -149,6 +174,7 @@ fn go(stream: &mut UnixStream, export: &str) -> Result<(u64, TransmissionFlags),
             _ => return Err(NbdError::Protocol("an unknown reply to NBD_OPT_GO")),
         }
     }
+    Err(NbdError::Protocol("it describes the export without end"))
 }
 
 fn option_reply(stream: &mut UnixStream) -> Result<(u32, Vec<u8>), NbdError> {
@@ -333,7 +359,8 @@ mod tests {
         let greeting = handshake()[..GREETING_BYTES].to_vec();
         fails([greeting.clone(), reply(REP_FLAG_ERROR + 6, b"no such export")].concat(), "no such export");
         fails([greeting.clone(), reply(REP_ACK, &[])].concat(), "described no export");
-        fails([greeting, reply(77, &[])].concat(), "unknown reply");
+        fails([greeting.clone(), reply(77, &[])].concat(), "unknown reply");
+        fails([greeting, reply(REP_INFO, &[0, 9]).repeat(1000)].concat(), "without end");
         let (stream, _server) = server(vec![(0, [handshake(), answer(9, 0, &[])].concat())]);
         let mut client = NbdClient::over(stream, "x", PATIENCE, 1).unwrap();
         ask(&mut client, Op::Write, 0, 1, 0);
@@ -343,7 +370,22 @@ mod tests {
     #[test]
     fn a_server_that_says_nothing_is_not_waited_for() {
         let (stream, _kept) = UnixStream::pair().unwrap();
-        let result = NbdClient::over(stream, "x", Duration::from_millis(20), 1);
-        assert!(matches!(result, Err(NbdError::Io(_))));
+        let error = NbdClient::over(stream, "x", Duration::from_millis(20), 1).unwrap_err().to_string();
+        assert!(error.contains("did not answer within 0.02 s"), "{error}");
+    }
+
+    #[test]
+    fn a_server_that_takes_no_connection_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        // The queue has room for one.
+        let _first = UnixStream::connect(&path).unwrap();
+        let error = NbdClient::connect(&path, "x", Duration::from_millis(20), 1).unwrap_err().to_string();
+        assert!(error.contains("did not answer within 0.02 s"), "{error}");
+        let error =
+            NbdClient::connect(&folder.path().join("none"), "x", PATIENCE, 1).unwrap_err().to_string();
+        assert!(error.contains("cannot reach an NBD server at") && error.contains("none"), "{error}");
     }
 }

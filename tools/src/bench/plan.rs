@@ -1,6 +1,6 @@
 //! What the command line means.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::CommandFactory;
@@ -8,6 +8,7 @@ use clap::error::ErrorKind;
 use kaeru_client::nbd::lane::Spin;
 use kaeru_client::session::FabricChoice;
 use kaeru_client::target::Target;
+use kaeru_common::wire::MAX_LANES;
 
 use super::args::{Args, Command, Measure, Output, Run, RunOp, Sweep};
 use super::engine::Limit;
@@ -41,7 +42,7 @@ pub struct Plan {
     pub lanes: u32,
     /// Operations a second.
     pub rate: Option<f64>,
-    /// How much each run measures.
+    /// How much all runs of a load measure together; see [`Self::limit_of`].
     pub limit: Limit,
     /// Runs of each.
     pub repeat: u32,
@@ -61,6 +62,8 @@ pub struct Plan {
     pub server_machine: Option<PathBuf>,
     /// How to print.
     pub output: Output,
+    /// What the user should know beforehand.
+    pub remarks: Vec<String>,
 }
 
 /// One load of a sweep.
@@ -136,6 +139,7 @@ impl Plan {
 
     fn build(measure: &Measure, preset: Preset, mix: Option<Mix>) -> Result<Self, clap::Error> {
         let rungs = rungs(measure, &preset)?;
+        let remarks = lanes_of_ours(measure, &rungs)?;
         let mixes = match mix {
             Some(mix) if mix.writes() && !measure.write => {
                 return wrong(
@@ -149,11 +153,8 @@ impl Plan {
         };
         let repeat = measure.repeat.unwrap_or(preset.repeat);
         let limit = match measure.count {
-            Some(count) => Limit::Count(count.div_ceil(repeat.into())),
-            None => {
-                let seconds = measure.seconds.unwrap_or(preset.seconds);
-                Limit::Time(Duration::from_secs_f64(seconds / f64::from(repeat)))
-            }
+            Some(count) => Limit::Count(count),
+            None => Limit::Time(Duration::from_secs_f64(measure.seconds.unwrap_or(preset.seconds))),
         };
         let Point { block, depth } = preset.points[0];
         let points = match preset.points.len() {
@@ -183,7 +184,20 @@ impl Plan {
             labels: measure.label.clone(),
             server_machine: measure.server_machine.clone(),
             output: measure.output.clone(),
+            remarks,
         })
+    }
+
+    /// How much a run measures; `None` where the ones before it have done everything.
+    pub fn limit_of(&self, run: u32) -> Option<Limit> {
+        match self.limit {
+            Limit::Count(count) => {
+                let (run, repeat) = (u64::from(run), u64::from(self.repeat));
+                let part = count / repeat + u64::from(run < count % repeat);
+                (part > 0).then_some(Limit::Count(part))
+            }
+            Limit::Time(time) => Some(Limit::Time(time / self.repeat)),
+        }
     }
 
     /// Whether any operation changes bytes.
@@ -198,9 +212,42 @@ impl Plan {
 
     /// Whether a session of our own is needed.
     pub fn needs_session(&self) -> bool {
-        let own_socket = self.wants(RungName::Socket) && self.socket.is_none();
-        own_socket || self.wants(RungName::Fabric) || self.wants(RungName::Remote)
+        is_ours(&self.rungs, self.socket.as_deref())
     }
+}
+
+/// Whether any of `rungs` stands on a session of our own.
+fn is_ours(rungs: &[RungName], socket: Option<&Path>) -> bool {
+    let has = |rung| rungs.contains(&rung);
+    has(RungName::Fabric) || has(RungName::Remote) || (has(RungName::Socket) && socket.is_none())
+}
+
+/// Checks the flags that are about lanes which this process has itself. Gives what they leave out.
+fn lanes_of_ours(measure: &Measure, rungs: &[RungName]) -> Result<Vec<String>, clap::Error> {
+    let ours = is_ours(rungs, measure.socket.as_deref());
+    if ours && measure.lanes as usize > MAX_LANES {
+        let text = format!(
+            "--lanes {}: a session has at most {MAX_LANES}, and \"fabric\", \"remote\" and \"socket\" stand on one; use --lanes \
+             {MAX_LANES}, or measure only a --socket, --device or --disk",
+            measure.lanes
+        );
+        return wrong(ErrorKind::ValueValidation, &text);
+    }
+    for (given, flag) in [
+        (measure.stages, "--stages"),
+        (measure.spin.is_some(), "--spin"),
+        (measure.fabric != FabricChoice::Auto, "--fabric"),
+    ] {
+        if given && !ours {
+            let text = format!(
+                "{flag} is about lanes of this process, and none is measured here; leave it out, or name HOST/EXPORT and no \
+                 --socket"
+            );
+            return wrong(ErrorKind::ArgumentConflict, &text);
+        }
+    }
+    let foreign = measure.socket.iter().chain(&measure.device).filter(|_| measure.stages);
+    Ok(foreign.map(|path| format!("no --stages for {}: another process serves it", path.display())).collect())
 }
 
 fn wrong<T>(kind: ErrorKind, text: &str) -> Result<T, clap::Error> {
@@ -251,8 +298,7 @@ fn rungs(measure: &Measure, preset: &Preset) -> Result<Vec<RungName>, clap::Erro
 fn overwrites(measure: &Measure, rungs: &[RungName]) -> Option<String> {
     let has = |rung| rungs.contains(&rung);
     let mut all = Vec::new();
-    let own_socket = has(RungName::Socket) && measure.socket.is_none();
-    if own_socket || has(RungName::Fabric) || has(RungName::Remote) {
+    if is_ours(rungs, measure.socket.as_deref()) {
         all.extend(measure.target.as_ref().map(ToString::to_string));
     }
     if has(RungName::Socket) {
@@ -287,7 +333,8 @@ mod tests {
     fn without_flags_all_rungs_are_read_for_some_seconds_in_three_runs() {
         let plan = parse("latency", &["h/x"]).unwrap();
         assert_eq!(plan.rungs, [RungName::Ram, RungName::Fabric, RungName::Remote, RungName::Socket]);
-        assert_eq!((plan.limit, plan.repeat), (Limit::Time(Duration::from_secs(1)), 3));
+        assert_eq!((plan.limit, plan.repeat), (Limit::Time(Duration::from_secs(3)), 3));
+        assert_eq!(plan.limit_of(2), Some(Limit::Time(Duration::from_secs(1))));
         assert_eq!(plan.mixes, [Mix::Only(Op::Read)]);
         assert_eq!(plan.points, [Point { block: 4096, depth: 1 }]);
         assert!(plan.needs_session() && !plan.writes() && plan.overwrites.is_none());
@@ -302,7 +349,50 @@ mod tests {
         assert_eq!((sweep.points.len(), sweep.points[5]), (6, Point { block: 4096, depth: 3 }));
         assert_eq!((sweep.repeat, sweep.rungs), (1, vec![RungName::Remote]));
         let run = parse("run", &["h/x", "--block", "1M", "--depth", "7", "--count", "10"]).unwrap();
-        assert_eq!((run.points[0], run.limit), (Point { block: 1 << 20, depth: 7 }, Limit::Count(4)));
+        assert_eq!((run.points[0], run.limit), (Point { block: 1 << 20, depth: 7 }, Limit::Count(10)));
+    }
+
+    #[test]
+    fn exactly_as_many_operations_are_measured_as_were_asked_for() {
+        for (count, repeat) in [(1u64, 3u32), (2, 3), (10, 3), (300, 3), (7, 1), (u64::MAX, 100)] {
+            let flags = ["h/x", "--count", &count.to_string(), "--repeat", &repeat.to_string()];
+            let plan = parse("latency", &flags).unwrap();
+            let parts: Vec<u64> = (0..repeat)
+                .filter_map(|run| plan.limit_of(run))
+                .map(|limit| match limit {
+                    Limit::Count(part) => part,
+                    Limit::Time(_) => unreachable!("a number was asked for"),
+                })
+                .collect();
+            assert_eq!(parts.iter().sum::<u64>(), count, "{parts:?}");
+            assert!(!parts.contains(&0) && parts[0] - parts[parts.len() - 1] <= 1, "{parts:?}");
+        }
+    }
+
+    #[test]
+    fn a_session_has_only_so_many_lanes_and_others_may_have_more() {
+        assert_eq!(parse("latency", &["h/x", "--lanes", "16"]).unwrap().lanes, 16);
+        fails(&["h/x", "--lanes", "17"], "at most 16");
+        fails(&["h/x", "--lanes", "257", "--rung", "ram"], "256");
+        for flags in
+            [&["--socket", "/s"][..], &["--device", "/d"], &["--disk", "/d"], &["h/x", "--rung", "ram"]]
+        {
+            assert_eq!(parse("latency", &[flags, &["--lanes", "256"]].concat()).unwrap().lanes, 256);
+        }
+    }
+
+    #[test]
+    fn flags_about_lanes_of_ours_need_one() {
+        for flags in [&["--stages"][..], &["--spin", "0"], &["--fabric", "tcp"]] {
+            fails(&[&["--socket", "/s"], flags].concat(), flags[0]);
+            fails(
+                &[&["h/x", "--socket", "/s", "--device", "/d", "--rung", "socket,device"], flags].concat(),
+                flags[0],
+            );
+            assert!(parse("latency", &[&["h/x"], flags].concat()).unwrap().remarks.is_empty());
+        }
+        let both = parse("latency", &["h/x", "--socket", "/s", "--stages"]).unwrap();
+        assert!(both.remarks[0].contains("/s") && both.remarks.len() == 1, "{:?}", both.remarks);
     }
 
     #[test]

@@ -55,20 +55,20 @@ impl Way {
 
 impl Way {
     /// The way behind a device that `kaeru attach` serves; `None` for others.
-    pub fn of_device(path: &Path) -> Option<(Self, Server)> {
+    pub fn of_device(path: &Path) -> Option<(Self, Target)> {
         let name = path.to_str()?;
         Self::attached(|note| note.device.as_deref() == Some(name))
     }
 
     /// The way behind a socket that `kaeru nbd` serves; `None` for others.
-    pub fn of_socket(path: &Path) -> Option<(Self, Server)> {
+    pub fn of_socket(path: &Path) -> Option<(Self, Target)> {
         let path = std::path::absolute(path).ok()?;
         let ending = format!("socket={}", path.display());
         Self::attached(|note| note.listen.as_deref().is_some_and(|listen| listen.ends_with(&ending)))
     }
 
-    /// What the process that left a note tells of its way, and the server that it leads to.
-    fn attached(is_wanted: impl Fn(&Note) -> bool) -> Option<(Self, Server)> {
+    /// What the process that left a note tells of its way, and the export that it leads to.
+    fn attached(is_wanted: impl Fn(&Note) -> bool) -> Option<(Self, Target)> {
         let holder = holders().ok()?.into_iter().find(|holder| is_wanted(&holder.note))?;
         let report = holder.report();
         let (fabric, why) = (report.fabric?, report.fabric_reason.unwrap_or_default());
@@ -87,7 +87,35 @@ impl Way {
             server_device: None,
             why,
         };
-        Some((way, target.server))
+        Some((way, target))
+    }
+}
+
+/// An export, and over which fabric: what ways have to have in common for their difference to be what lies on them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Goal {
+    target: Target,
+    fabric: String,
+}
+
+impl Goal {
+    /// Where `way` leads.
+    pub fn of(way: &Way, target: &Target) -> Self {
+        Self { target: target.clone(), fabric: way.fabric.clone() }
+    }
+
+    /// Whether both are the same, by whatever name of the server.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let addresses = |server: &Server| -> Vec<SocketAddr> {
+            (server.host.as_str(), server.port).to_socket_addrs().map(Iterator::collect).unwrap_or_default()
+        };
+        let (ours, theirs) = (&self.target, &other.target);
+        self.fabric == other.fabric
+            && ours.export == theirs.export
+            && (ours.server == theirs.server || {
+                let theirs = addresses(&theirs.server);
+                addresses(&ours.server).iter().any(|address| theirs.contains(address))
+            })
     }
 }
 
@@ -167,6 +195,19 @@ mod tests {
         assert_eq!(remarks(false, v6, None, None, sysfs).len(), 2);
         assert_eq!(remarks(false, v4, Some(v4), None, sysfs).len(), 2);
         assert_eq!(remarks(true, v4, Some(v4), None, sysfs), ["loopback: client and server are one machine"]);
+    }
+
+    #[test]
+    fn an_export_is_the_same_by_another_name_and_not_over_another_fabric() {
+        let goal =
+            |target: &str, fabric: &str| Goal { target: target.parse().unwrap(), fabric: fabric.into() };
+        let first = goal("127.0.0.1:9/x", "tcp");
+        assert!(first.is_same(&goal("127.0.0.1:9/x", "tcp")) && first.is_same(&goal("localhost:9/x", "tcp")));
+        for other in
+            [goal("127.0.0.1:9/y", "tcp"), goal("127.0.0.1:8/x", "tcp"), goal("127.0.0.1:9/x", "verbs")]
+        {
+            assert!(!first.is_same(&other), "{other:?}");
+        }
     }
 
     #[test]

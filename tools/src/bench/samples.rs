@@ -32,12 +32,17 @@ impl Samples {
 
     /// Adds one; allocates nothing.
     pub fn add(&mut self, latency: Duration) {
+        self.add_many(latency, 1);
+    }
+
+    /// Adds `count` of the same; allocates nothing.
+    pub fn add_many(&mut self, latency: Duration, count: u64) {
         let nanos = latency.as_nanos();
-        self.histogram.saturating_record(nanos.clamp(1, LONGEST.as_nanos()) as u64);
+        self.histogram.saturating_record_n(nanos.clamp(1, LONGEST.as_nanos()) as u64, count);
         self.min = self.min.min(latency);
         self.max = self.max.max(latency);
-        self.sum += nanos;
-        self.squares += (nanos as f64) * (nanos as f64);
+        self.sum += nanos * u128::from(count);
+        self.squares += (nanos as f64) * (nanos as f64) * count as f64;
     }
 
     /// Adds all of another's.

@@ -74,6 +74,19 @@ impl Stage {
         }
     }
 
+    /// As JSON and sheets have it.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::SocketToLane => "socket-to-lane",
+            Self::InLane => "in-lane",
+            Self::PostToCompletion => "post-to-completion",
+            Self::ServerQueue => "server-queue",
+            Self::Store => "store",
+            Self::Network => "network",
+            Self::LaneToSocket => "lane-to-socket",
+        }
+    }
+
     /// How it is known.
     pub const fn source(self) -> &'static str {
         match self {
@@ -152,6 +165,13 @@ mod tests {
         assert_eq!(micros, [5, 2, 100, 10, 20, 70, 13]);
         assert_eq!(micros[0] + micros[1] + micros[2] + micros[6], 120);
         assert_eq!(micros[3] + micros[4] + micros[5], micros[2]);
+    }
+
+    #[test]
+    fn words_are_those_of_the_json() {
+        for stage in Stage::ALL {
+            assert_eq!(serde_json::to_value(stage).unwrap(), stage.word());
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `kaeru-bench`: parse, run, map what came of it to an exit code.
 
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -7,8 +8,10 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 use kaeru_common::manual;
 use kaeru_tools::bench::args::{Args, Command};
+use kaeru_tools::bench::files::Page;
 use kaeru_tools::bench::machine::Machine;
 use kaeru_tools::bench::plan::Plan;
+use kaeru_tools::bench::report::text::Plain;
 use kaeru_tools::bench::stop::{INTERRUPTED, Stop};
 use kaeru_tools::bench::{compare, consent, ladder, output};
 
@@ -20,7 +23,7 @@ fn main() -> ExitCode {
         // Whoever reads our output has seen enough, as `head` does.
         Err(error) if is_broken_pipe(&*error) => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(io::stderr(), "kaeru-bench: {error}");
+            say(error);
             ExitCode::FAILURE
         }
     }
@@ -36,6 +39,7 @@ fn run(args: Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     } else if args.man {
         manual::print(Args::command(), &mut out)?;
     }
+    let mut out = Plain(out);
     let Some(command) = args.command else { return Ok(ExitCode::SUCCESS) };
     match &command {
         Command::Compare(wanted) => compare::run(wanted, &mut out)?,
@@ -46,18 +50,35 @@ fn run(args: Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
         return Ok(ExitCode::SUCCESS);
     };
     consent::obtain(&plan).unwrap_or_else(|error| error.exit());
-    let typed: Vec<String> = std::env::args().skip(1).collect();
-    let command = format!("kaeru-bench {}", typed.join(" "));
-    let report = ladder::run(&plan, &command, &Stop::on_signals()?)?;
-    output::print(&report, &plan.output, &mut out)?;
+    let page = plan.output.html.as_deref().map(Page::create).transpose()?;
+    for remark in &plan.remarks {
+        say(remark);
+    }
+    let report = ladder::run(&plan, &typed(), &Stop::on_signals()?)?;
+    match output::print(&report, &plan.output, page, &mut out) {
+        // That nobody reads it to its end does not make a success of it.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        printed => printed?,
+    }
     if let Some(problem) = report.problem.as_ref().filter(|_| plan.output.is_for_programs()) {
-        writeln!(io::stderr(), "kaeru-bench: the rest was not measured: {problem}")?;
+        say(format_args!("the rest was not measured: {problem}"));
     }
     Ok(match (report.interrupted, report.is_clean()) {
         (true, _) => ExitCode::from(INTERRUPTED),
         (false, true) => ExitCode::SUCCESS,
         (false, false) => ExitCode::FAILURE,
     })
+}
+
+/// Says something beside the output. That nobody hears it changes nothing.
+fn say(what: impl Display) {
+    let _ = writeln!(Plain(io::stderr()), "kaeru-bench: {what}");
+}
+
+/// The command line, as far as it is text.
+fn typed() -> String {
+    let arguments = std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned());
+    [vec!["kaeru-bench".to_owned()], arguments.collect()].concat().join(" ")
 }
 
 fn is_broken_pipe(error: &(dyn std::error::Error + 'static)) -> bool {

@@ -44,7 +44,14 @@ pub(super) fn page(comparison: &Comparison, reports: &[Report]) -> String {
         let _ = write!(body, "<p class=\"none\">Not compared: {}</p>", escape(alone));
     }
     let _ = write!(body, "<p>{}</p>", escape(ADVICE));
-    page_of(&format!("Comparison of {title}"), &body, &escape(&comparison.cautions.join("; ")))
+    page_of(&format!("Comparison of {title}"), &body, &escape(&warning(reports).unwrap_or_default()))
+}
+
+/// What must not be missed at any plot, once; all cautions stand at the top.
+fn warning(reports: &[Report]) -> Option<String> {
+    let mut warnings: Vec<String> = reports.iter().filter_map(Report::warning).collect();
+    warnings.dedup();
+    (!warnings.is_empty()).then(|| warnings.join("; "))
 }
 
 fn plots(comparison: &Comparison, reports: &[Report], at: usize) -> String {
@@ -68,7 +75,7 @@ fn plots(comparison: &Comparison, reports: &[Report], at: usize) -> String {
         distribution(&format!("distribution-{at}"), &what, &named),
         percentiles(&format!("percentiles-{at}"), &what, &named),
     ];
-    let warning = (!comparison.cautions.is_empty()).then(|| comparison.cautions.join("; "));
+    let warning = warning(reports);
     let figures: String = plots.iter().flatten().map(|plot| figure(plot, warning.as_deref())).collect();
     format!("<div class=\"plots\">{figures}</div>")
 }

@@ -9,11 +9,13 @@ mod table;
 use std::io::Write;
 use std::path::Path;
 
+use kaeru_common::units::Size;
 use serde::Serialize;
 
 use super::args::Compare;
 use super::figures::{Figures, Measured, spread};
-use super::output::write_page;
+use super::files::Page;
+use super::machine::Machine;
 use super::report::Report;
 use super::report::json::{ReadError, read};
 use super::units::{micros_f64, rate};
@@ -117,14 +119,15 @@ pub enum Verdicts {
 pub fn run(wanted: &Compare, out: &mut dyn Write) -> Result<(), Box<dyn std::error::Error>> {
     let reports = wanted.files.iter().map(|path| read(path)).collect::<Result<Vec<Report>, ReadError>>()?;
     let comparison = compare(&names(&wanted.files), &reports);
+    // First: whoever reads our output may leave early, as `head` does.
+    if let Some(path) = &wanted.html {
+        Page::create(path)?.write(&html::page(&comparison, &reports))?;
+    }
     if wanted.json {
-        serde_json::to_writer_pretty(&mut *out, &comparison)?;
+        serde_json::to_writer_pretty(&mut *out, &comparison).map_err(std::io::Error::from)?;
         writeln!(out)?;
     } else {
         table::print(&comparison, out)?;
-    }
-    if let Some(path) = &wanted.html {
-        write_page(path, &html::page(&comparison, &reports))?;
     }
     Ok(())
 }
@@ -190,6 +193,42 @@ pub fn compare(names: &[String], reports: &[Report]) -> Comparison {
     Comparison { schema: SCHEMA, files: files.collect(), rows, alone, cautions: cautions(names, reports) }
 }
 
+/// What a difference in figures may come from instead of what was changed on purpose.
+type Circumstance = (&'static str, fn(&Report) -> Option<String>);
+
+const CIRCUMSTANCES: [Circumstance; 15] = [
+    ("the exports", |report| Some(report.target.clone())),
+    ("the kinds of export", |report| report.target_kind.clone()),
+    ("the sizes of the exports", |report| report.target_bytes.map(|bytes| Size(bytes).to_string())),
+    ("the fabrics", |report| report.route.as_ref().map(|way| way.fabric.clone())),
+    ("versions of kaeru-bench", |report| Some(report.version.clone())),
+    ("how lanes waited", |report| Some(report.spin.clone())),
+    ("the clients", |report| report.client.host.clone()),
+    ("the clients' processors", |report| processors(&report.client)),
+    ("the clients' kernels", |report| report.client.kernel.clone()),
+    ("the clients' governors", |report| Some(report.client.governor.clone())),
+    ("the clients' cards", |report| Some(cards(&report.client))),
+    ("the servers", |report| report.server.as_ref()?.host.clone()),
+    ("the servers' processors", |report| processors(report.server.as_ref()?)),
+    ("the servers' kernels", |report| report.server.as_ref()?.kernel.clone()),
+    ("the servers' cards", |report| Some(cards(report.server.as_ref()?))),
+];
+
+fn processors(machine: &Machine) -> Option<String> {
+    Some(format!("{} × {}", machine.processors, machine.processor.as_ref()?))
+}
+
+/// All that is known of the cards, but for what only tells their places.
+fn cards(machine: &Machine) -> String {
+    let known = machine.cards.iter().map(|card| {
+        let (firmware, pcie) = (card.firmware.as_deref().unwrap_or("unknown"), card.pcie.as_deref());
+        let pcie = pcie.and_then(|pcie| pcie.split(" at ").next()).unwrap_or("unknown");
+        format!("{}, firmware {firmware}, PCIe {pcie}, {}", card.what, card.links.join(", "))
+    });
+    let known: Vec<String> = known.collect();
+    if known.is_empty() { "none".to_owned() } else { known.join("; ") }
+}
+
 fn cautions(names: &[String], reports: &[Report]) -> Vec<String> {
     let mut cautions = Vec::new();
     for (report, name) in reports.iter().zip(names) {
@@ -199,17 +238,29 @@ fn cautions(names: &[String], reports: &[Report]) -> Vec<String> {
         if report.interrupted {
             cautions.push(format!("{name} was interrupted"));
         }
+        if let Some(problem) = &report.problem {
+            cautions.push(format!("{name} is not whole: {problem}"));
+        }
+        cautions.extend(
+            report.results.iter().filter_map(Measured::rate_remark).map(|text| format!("{name}: {text}")),
+        );
+        if report.results.iter().any(|result| result.runs.len() < 2) {
+            cautions.push(format!(
+                "{name} has loads with one run only, as sweeps have by themselves: there is no verdict on them; measure again \
+                 with --repeat 3"
+            ));
+        }
     }
-    let differ =
-        |what: fn(&Report) -> Option<String>| reports.windows(2).any(|pair| what(&pair[0]) != what(&pair[1]));
-    if differ(|report| report.client.kernel.clone()) {
-        cautions.push("the clients' kernels differ".into());
-    }
-    if differ(|report| Some(report.client.governor.clone())) {
-        cautions.push("the clients' governors differ".into());
-    }
-    if differ(|report| Some(report.spin.clone())) {
-        cautions.push("lanes did not spin alike".into());
+    for (what, of) in CIRCUMSTANCES {
+        let mut found: Vec<String> = Vec::new();
+        for value in reports.iter().map(|report| of(report).unwrap_or_else(|| "unknown".to_owned())) {
+            if !found.contains(&value) {
+                found.push(value);
+            }
+        }
+        if found.len() > 1 {
+            cautions.push(format!("{what} differ: {}", found.join(" / ")));
+        }
     }
     cautions
 }
@@ -234,7 +285,7 @@ fn verdicts(names: &[String], entries: &[Option<Entry>]) -> Vec<Verdict> {
     for (file, entry) in entries.iter().enumerate().skip(1) {
         let Some(entry) = entry else { continue };
         let pair = Pair { names: (&names[0], &names[file]), runs: (first.runs, entry.runs), file };
-        let broken = first.errors + entry.errors > 0;
+        let broken = first.errors > 0 || entry.errors > 0;
         let medians = first.median_us.zip(entry.median_us);
         let spreads = first.median_spread_us.zip(entry.median_spread_us);
         verdicts.extend(medians.map(|medians| pair.verdict("latency", medians, spreads, broken)));
@@ -303,7 +354,7 @@ impl Pair<'_> {
             }
             Verdicts::Unknown if broken => format!("no verdict on {second}: operations failed; {values}"),
             Verdicts::Unknown => {
-                format!("no verdict on {second}: one run has no spread, use --repeat 5; {values}")
+                format!("no verdict on {second}: one run has no spread, measure with --repeat 3; {values}")
             }
         };
         Verdict { file: self.file, of, outcome, percent, text }

@@ -74,6 +74,75 @@ fn what_is_not_alike_beside_the_figures_is_said() {
 }
 
 #[test]
+fn every_circumstance_that_differs_is_said_and_none_that_does_not() {
+    let report = of(&[12_000, 12_100], 0);
+    let cautions = |second: &Report| {
+        compare(&["a".into(), "b".into()], &[report.clone(), second.clone()]).cautions.join("; ")
+    };
+    assert!(!cautions(&report).contains("differ"), "{}", cautions(&report));
+    type Change = fn(&mut Report);
+    let changes: [(Change, &str); 12] = [
+        (|report| report.target = "h/y".into(), "exports differ: 10.9.0.1/scratch / h/y"),
+        (|report| report.target_kind = Some("null".into()), "kinds of export differ: ram / null"),
+        (|report| report.target_bytes = Some(1 << 20), "sizes of the exports differ: 64 MiB / 1 MiB"),
+        (|report| report.route.as_mut().unwrap().fabric = "tcp".into(), "fabrics differ: verbs / tcp"),
+        (|report| report.version = "9".into(), "versions of kaeru-bench differ"),
+        (|report| report.spin = "lanes always spin".into(), "how lanes waited differ"),
+        (|report| report.client.host = Some("other".into()), "the clients differ: desk / other"),
+        (|report| report.client.processors = 1, "clients' processors differ"),
+        (|report| report.client.governor = "powersave".into(), "governors differ"),
+        (|report| report.client.cards[0].firmware = Some("2.42".into()), "clients' cards differ"),
+        (|report| report.server = Some(report.client.clone()), "the servers' kernels differ: unknown / 6.1"),
+        (|report| report.problem = Some("it went".into()), "b is not whole: it went"),
+    ];
+    for (change, part) in changes {
+        let mut second = report.clone();
+        change(&mut second);
+        let text = cautions(&second);
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+}
+
+#[test]
+fn reports_with_one_run_are_told_how_to_get_a_verdict() {
+    let sweep = crate::bench::report::sample::sweep();
+    let found = compare(&["a".into(), "b".into()], &[sweep.clone(), sweep]);
+    let text = found.cautions.join("; ");
+    assert!(text.contains("a has loads with one run only") && text.contains("--repeat 3"), "{text}");
+}
+
+/// Whoever made a report may have put anything in it.
+#[test]
+fn numbers_from_files_may_be_as_large_as_they_like() {
+    let mut report = of(&[12_000, 12_100], 0);
+    let result = &mut report.results[0];
+    for figures in result.runs.iter_mut().chain([&mut result.all]) {
+        (figures.count, figures.errors, figures.missed) = (u64::MAX, u64::MAX, u64::MAX);
+        (figures.retries, figures.iops) = (Some(u64::MAX), f64::MAX);
+        figures.latency_us.p50 = Some(-f64::MAX);
+    }
+    result.distribution.iter_mut().for_each(|bucket| bucket.count = u64::MAX);
+    result.curve.iter_mut().for_each(|point| point.us = f64::MAX);
+    result.rate = Some(5e-324);
+    result.rate_missed = Some(0.0);
+    (report.target_bytes, report.began_unix_seconds) = (Some(u64::MAX), u64::MAX);
+    let reports = [report.clone(), report.clone()];
+    let found = compare(&["a".into(), "b".into()], &reports);
+    table::print(&found, &mut Vec::new()).unwrap();
+    for page in [html::page(&found, &reports), crate::bench::report::html::page(&report)] {
+        assert!(!page.contains("NaN\"") && page.contains("<svg"), "{page}");
+    }
+    report.derive_steps();
+    for print in [
+        crate::bench::report::table::print,
+        crate::bench::report::blog::print,
+        crate::bench::report::csv::print,
+    ] {
+        print(&report, &mut Vec::new()).unwrap();
+    }
+}
+
+#[test]
 fn a_comparison_of_three_fits_a_terminal_and_its_page_has_its_numbers() {
     let reports =
         [of(&[12_000, 12_100, 12_300], 0), of(&[10_000, 10_300], 0), of(&[12_111, 99_000, 8_000], 0)];

@@ -31,6 +31,7 @@ impl Sheet {
                 service: load.rate.map(|_| Samples::new()).transpose()?,
                 stages: load.stages.then(Stages::new).transpose()?,
                 errors: 0,
+                missed: 0,
             });
         }
         Ok(Self { kinds, first_error: None, begin: None, end: None })
@@ -54,17 +55,39 @@ impl Sheet {
         }
     }
 
+    /// Notes operations that were due and never begun, `count` of which had waited for about as long.
+    pub(super) fn miss(&mut self, op: Op, count: u64, waited: Duration) {
+        if let Some(kind) = &mut self.kinds[op.index()] {
+            kind.samples.add_many(waited, count);
+            kind.missed += count;
+        }
+    }
+
+    /// Time that belongs to the measurement although nothing came of it.
+    pub(super) fn last_until(&mut self, end: Instant) {
+        self.end = self.end.max(Some(end));
+    }
+
     /// Notes the failure of a lane, and of what it had under way.
-    pub(super) fn fail(&mut self, reason: &str) {
-        if let Some(kind) = self.kinds.iter_mut().flatten().next() {
+    fn fail(&mut self, under_way: [u64; 2], reason: &str) {
+        for (kind, under_way) in self.kinds.iter_mut().zip(under_way) {
+            if let Some(kind) = kind {
+                kind.errors += under_way;
+            }
+        }
+        // A lane that had nothing to do is lost too.
+        if under_way == [0; 2]
+            && let Some(kind) = self.kinds.iter_mut().flatten().next()
+        {
             kind.errors += 1;
         }
+        self.last_until(Instant::now());
         self.first_error.get_or_insert_with(|| reason.to_owned());
     }
 
     /// Operations that are over.
     pub(super) fn count(&self) -> u64 {
-        self.kinds.iter().flatten().map(|kind| kind.samples.count() + kind.errors).sum()
+        self.kinds.iter().flatten().map(|kind| kind.count() + kind.errors).sum()
     }
 
     fn merge(&mut self, other: &Self) {
@@ -78,6 +101,7 @@ impl Sheet {
                 ours.merge(theirs);
             }
             ours.errors += theirs.errors;
+            ours.missed += theirs.missed;
         }
         if let Some(reason) = &other.first_error {
             self.first_error.get_or_insert_with(|| reason.clone());
@@ -87,10 +111,17 @@ impl Sheet {
     }
 }
 
+/// How many operations one lane has under way, by [`Op::index`]. Written by its lane alone, in a line of the cache of its
+/// own; read by whoever gives that lane up.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct UnderWay([AtomicU64; 2]);
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Board {
     sheets: Vec<Mutex<Sheet>>,
+    under_way: Vec<UnderWay>,
     empty: Mutex<Sheet>,
     beats: AtomicU64,
     warm: AtomicU64,
@@ -108,6 +139,7 @@ impl Board {
         }
         Ok(Self {
             sheets,
+            under_way: (0..lanes).map(|_| UnderWay::default()).collect(),
             empty: Mutex::new(Sheet::new(load)?),
             beats: AtomicU64::new(0),
             warm: AtomicU64::new(0),
@@ -120,6 +152,24 @@ impl Board {
     /// The sheet of a lane. Only its lane and whoever looks at it ever want it, so it is free.
     pub(super) fn sheet(&self, lane: u32) -> MutexGuard<'_, Sheet> {
         self.sheets[lane as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A lane begins an operation.
+    pub(super) fn begins(&self, lane: u32, op: Op) {
+        let count = &self.under_way[lane as usize].0[op.index()];
+        count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// An operation of a lane is over.
+    pub(super) fn ends(&self, lane: u32, op: Op) {
+        let count = &self.under_way[lane as usize].0[op.index()];
+        count.store(count.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
+    }
+
+    /// A lane is lost, and with it what it has under way.
+    pub(super) fn fail(&self, lane: u32, reason: &str) {
+        let under_way = self.under_way[lane as usize].0.each_ref().map(|count| count.load(Ordering::Relaxed));
+        self.sheet(lane).fail(under_way, reason);
     }
 
     /// A sign of life.
@@ -161,10 +211,16 @@ impl Board {
         self.over.load(Ordering::Relaxed)
     }
 
-    /// Leaves the lanes to themselves.
+    /// Leaves the lanes to themselves. Those that have nothing under way have done what they had to.
     pub(super) fn give_up(&self, reason: &str) {
         self.over.store(true, Ordering::Relaxed);
-        self.sheet(0).fail(reason);
+        let is_busy =
+            |under_way: &UnderWay| under_way.0.iter().any(|count| count.load(Ordering::Relaxed) > 0);
+        let busy = (0u32..).zip(&self.under_way).filter(|(_, under_way)| is_busy(under_way));
+        let busy: Vec<u32> = busy.map(|(lane, _)| lane).collect();
+        // One that hangs before it has begun anything is lost as well.
+        let lost = if busy.is_empty() { &[0][..] } else { &busy };
+        lost.iter().for_each(|&lane| self.fail(lane, reason));
     }
 
     /// Operations that are over, since when, and the mean of the first kind, for the progress line.

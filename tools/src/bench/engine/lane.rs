@@ -17,6 +17,11 @@ const NAP: Duration = Duration::from_millis(100);
 const EARLY: Duration = Duration::from_micros(200);
 /// How often what is under way is searched for something that takes too long.
 const SEARCH: Duration = Duration::from_secs(1);
+/// With a rate: how long after the end what was due before it is still begun. A stall at the end is waited out, so that
+/// whom it held up counts with the whole delay; a load that never keeps up is not caught up with.
+const GRACE: Duration = Duration::from_secs(2);
+/// Latencies are noted for so many of the operations that were never begun, each standing for as many others.
+const MISSED: u64 = 10_000;
 
 /// An operation under way.
 #[derive(Clone, Copy, Debug)]
@@ -34,8 +39,8 @@ pub(super) struct Worker {
     number: u32,
     board: Arc<Board>,
     stop: Stop,
-    /// Of this lane's operations with a rate.
-    interval: Option<Duration>,
+    /// Seconds between two of this lane's operations, with a rate.
+    interval: Option<f64>,
     limit: Limit,
     flights: Box<[Option<Flight>]>,
     free: Vec<u32>,
@@ -53,7 +58,7 @@ impl Worker {
         board: Arc<Board>,
         stop: Stop,
     ) -> Self {
-        let interval = load.rate.map(|rate| Duration::from_secs_f64(f64::from(lanes) / rate));
+        let interval = load.rate.map(|rate| f64::from(lanes) / rate);
         let limit = match load.limit {
             Limit::Count(count) => {
                 let (lanes, number) = (u64::from(lanes), u64::from(number));
@@ -86,6 +91,7 @@ impl Worker {
         let (op, offset) = self.steps.next_step();
         let began = Instant::now();
         self.flights[tag as usize] = Some(Flight { op, due: due.unwrap_or(began), began });
+        self.board.begins(self.number, op);
         self.lane.submit(Io { op, offset, length: self.load.block, tag })
     }
 
@@ -102,6 +108,7 @@ impl Worker {
                 continue;
             };
             self.free.push(done.tag);
+            self.board.ends(self.number, flight.op);
             self.in_a_row = if done.failed.is_some() { self.in_a_row + 1 } else { 0 };
             if let Some(sheet) = &mut sheet {
                 sheet.note(flight.op, flight.due, flight.began, done);
@@ -148,35 +155,53 @@ impl Worker {
         !self.in_flight() || self.stop.is_asked() || self.board.is_over()
     }
 
+    /// When this lane's operation of that number is due, from zero; `None` where there is no rate, or in no lifetime.
+    fn due(&self, start: Instant, number: u64) -> Option<Instant> {
+        let after = Duration::try_from_secs_f64(self.interval? * number as f64).ok()?;
+        start.checked_add(after)
+    }
+
+    /// Whether the operation of that number belongs to the measurement, `last` being what time it is.
+    fn belongs(&self, start: Instant, number: u64, last: Instant) -> bool {
+        match (self.limit, self.interval) {
+            (Limit::Count(count), _) => number < count,
+            (Limit::Time(time), None) => last - start < time,
+            (Limit::Time(time), Some(_)) => {
+                last - start < time + GRACE && self.due(start, number).is_some_and(|due| due - start < time)
+            }
+        }
+    }
+
     fn measure(&mut self) -> Result<(), Dead> {
         let start = Instant::now();
         let (mut searched, mut begun, mut last) = (start, 0u64, start);
         self.board.sheet(self.number).begin = Some(start);
         loop {
             // The time of the last look at the clock is near enough here.
-            let over = match self.limit {
-                Limit::Time(time) => last - start >= time,
-                Limit::Count(count) => begun >= count,
-            };
+            let over = !self.belongs(start, begun, last) && self.is_whole(start, last);
             let stopped = self.is_stopped();
             if (over || stopped) && self.may_leave() {
+                self.close(start, begun, stopped);
                 return Ok(());
             }
             let mut until = last + NAP;
-            while !over && !stopped && !self.free.is_empty() {
-                if matches!(self.limit, Limit::Count(count) if begun >= count) {
-                    break;
-                }
+            if let (Limit::Time(time), Some(_)) = (self.limit, self.interval)
+                && last - start < time
+            {
+                until = until.min(start + time);
+            }
+            while !stopped && !self.free.is_empty() && self.belongs(start, begun, last) {
                 let due = match self.interval {
                     None => None,
-                    Some(interval) => {
-                        let due = start + interval.mul_f64(begun as f64);
-                        if due > Instant::now() {
+                    Some(_) => match self.due(start, begun) {
+                        Some(due) if due > Instant::now() => {
                             until = until.min(due - EARLY.min(due - start));
                             break;
                         }
-                        Some(due)
-                    }
+                        // In no lifetime.
+                        None => break,
+                        due => due,
+                    },
                 };
                 begun += 1;
                 self.begin(due)?;
@@ -200,6 +225,52 @@ impl Worker {
             }
         }
     }
+
+    /// Whether the time that was asked for has passed, where one was.
+    fn is_whole(&self, start: Instant, last: Instant) -> bool {
+        matches!(self.limit, Limit::Count(_))
+            || matches!(self.limit, Limit::Time(time) if last - start >= time)
+    }
+
+    /// Notes what there is to say at the end, when `begun` operations were begun.
+    fn close(&self, start: Instant, begun: u64, stopped: bool) {
+        let now = Instant::now();
+        let mut sheet = self.board.sheet(self.number);
+        if stopped {
+            // Nor had the last stall an end when the user, or we, had enough of it.
+            return sheet.last_until(now);
+        }
+        let Some(interval) = self.interval else { return };
+        let (due, end) = match self.limit {
+            Limit::Time(time) => {
+                let is_due = |number| self.due(start, number).is_some_and(|due| due - start < time);
+                // The first one is due at once. What a fraction is rounded to is not one more.
+                let mut due = (time.as_secs_f64() / interval).ceil() as u64;
+                while due > begun && !is_due(due - 1) {
+                    due -= 1;
+                }
+                (due, Some(start + time))
+            }
+            Limit::Count(count) => (count, self.due(start, count)),
+        };
+        if let Some(end) = end {
+            sheet.last_until(end);
+        }
+        let missed = due.saturating_sub(begun);
+        let step = missed.div_ceil(MISSED).max(1);
+        let mut steps = self.steps.clone();
+        let mut number = begun;
+        while number < due {
+            let count = step.min(due - number);
+            let waited =
+                self.due(start, number).map_or(Duration::ZERO, |due| now.saturating_duration_since(due));
+            sheet.miss(steps.next_step().0, count, waited);
+            number += count;
+        }
+        if missed > 0 {
+            sheet.last_until(now);
+        }
+    }
 }
 
 /// Does it all. Gives the lane back if it is fit for more.
@@ -217,7 +288,7 @@ pub(super) fn run(mut worker: Worker) -> Option<Box<dyn Lane>> {
     match result {
         Ok(()) => idle.then_some(worker.lane),
         Err(Dead(reason)) => {
-            worker.board.sheet(worker.number).fail(&reason);
+            worker.board.fail(worker.number, &reason);
             None
         }
     }

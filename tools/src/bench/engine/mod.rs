@@ -52,7 +52,8 @@ pub struct Load {
     pub block: u32,
     /// Under way at once on each lane.
     pub depth: u32,
-    /// Operations a second of all lanes together, begun on time whether earlier ones are over or not.
+    /// Operations a second of all lanes together, begun on time whether earlier ones are over or not. What is due within
+    /// the time counts, and is begun even where that is a little later.
     pub rate: Option<f64>,
     /// How much.
     pub limit: Limit,
@@ -75,6 +76,15 @@ pub struct Kind {
     pub stages: Option<Stages>,
     /// How many operations failed.
     pub errors: u64,
+    /// With a rate: how many were due and never begun. How long each had waited until then is among the latencies.
+    pub missed: u64,
+}
+
+impl Kind {
+    /// How many operations succeeded.
+    pub fn count(&self) -> u64 {
+        self.samples.count().saturating_sub(self.missed)
+    }
 }
 
 /// What came of one measurement.
@@ -84,7 +94,8 @@ pub struct Outcome {
     pub kinds: Vec<Kind>,
     /// Why the first failure failed.
     pub first_error: Option<String>,
-    /// How long it took, from the first begin to the last end.
+    /// How long it took: from the first begin to the last end, or to the death of a lane. With a rate, the times at which
+    /// its operations were due lie in it whole: n of them take n intervals, not one less.
     pub elapsed: Duration,
     /// Processor time of both ends.
     pub cpu: Cpu,

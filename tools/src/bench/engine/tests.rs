@@ -82,7 +82,7 @@ impl Case {
 
 fn count(outcome: &Outcome) -> (u64, u64) {
     let kinds = &outcome.kinds;
-    (kinds.iter().map(|kind| kind.samples.count()).sum(), kinds.iter().map(|kind| kind.errors).sum())
+    (kinds.iter().map(Kind::count).sum(), kinds.iter().map(|kind| kind.errors).sum())
 }
 
 #[test]
@@ -199,6 +199,83 @@ fn with_a_rate_the_time_that_operations_waited_counts() {
     assert!(begun < due / 2, "which is not seen from when they begin: {begun:?}");
 }
 
+/// A stall at the end of a run of half a second, at 1000 a second.
+fn stalled(takes: fn(u64) -> Duration) -> (Outcome, Case) {
+    let mut case = case();
+    case.load.rate = Some(1000.0);
+    case.load.limit = Limit::Time(Duration::from_millis(500));
+    case.takes = takes;
+    let (outcome, ..) = case.run(&Stop::default());
+    (outcome, case)
+}
+
+#[test]
+fn what_was_due_before_the_end_counts_although_a_stall_at_the_end_held_it_up() {
+    let (outcome, _) = stalled(|number| Duration::from_millis(if number == 100 { 900 } else { 0 }));
+    let kind = &outcome.kinds[0];
+    assert_eq!((count(&outcome), kind.missed), ((500, 0), 0));
+    // Each of those due after the stall began waited for its end, the last of them for 500 of its 900 ms.
+    let waited = kind.samples.part(3, 10).unwrap();
+    assert!(waited >= Duration::from_millis(400), "{waited:?}");
+    assert!(outcome.elapsed >= Duration::from_millis(900), "{:?}", outcome.elapsed);
+}
+
+#[test]
+fn what_was_due_and_never_begun_is_told_and_counts_as_long_as_it_waited() {
+    let (outcome, case) = stalled(|number| Duration::from_millis(if number == 100 { 2700 } else { 0 }));
+    let kind = &outcome.kinds[0];
+    assert_eq!((count(&outcome), kind.missed, kind.samples.count()), ((100, 0), 400, 500));
+    assert!(kind.samples.part(3, 10).unwrap() >= Duration::from_millis(2000));
+    assert_eq!(kind.service.as_ref().unwrap().count(), 100, "they were never begun");
+    // Millions of them are noted as fast as hundreds.
+    let mut case = case;
+    (case.load.rate, case.takes) = (Some(1e8), |_| Duration::from_millis(1));
+    case.load.mix = Mix::Reads(50);
+    let (outcome, ..) = case.run(&Stop::default());
+    let all: u64 = outcome.kinds.iter().map(|kind| kind.samples.count()).sum();
+    assert_eq!(all, 50_000_000);
+    assert!(outcome.kinds.iter().all(|kind| kind.missed > 20_000_000), "{:?}", count(&outcome));
+}
+
+#[test]
+fn with_a_rate_the_times_at_which_operations_were_due_are_all_in_the_time_it_took() {
+    for (rate, limit, operations, seconds) in [
+        (20.0, Limit::Time(Duration::from_millis(300)), 6, 0.3),
+        (20.0, Limit::Count(4), 4, 0.2),
+        (0.0001, Limit::Time(Duration::from_millis(100)), 1, 0.1),
+        // The product of fractions is a little above 11.
+        (10.0, Limit::Time(Duration::from_millis(1100)), 11, 1.1),
+    ] {
+        let mut case = case();
+        (case.load.rate, case.load.limit) = (Some(rate), limit);
+        let (outcome, ..) = case.run(&Stop::default());
+        assert_eq!((count(&outcome).0, outcome.kinds[0].missed), (operations, 0), "{rate}");
+        assert!(outcome.elapsed.as_secs_f64() >= seconds, "{rate}: {:?}", outcome.elapsed);
+    }
+}
+
+#[test]
+fn a_second_operation_that_is_due_in_no_lifetime_is_no_panic() {
+    let mut case = case();
+    (case.lanes, case.load.rate) = (2, Some(1e-20));
+    case.load.limit = Limit::Time(Duration::from_millis(10));
+    assert_eq!(count(&case.run(&Stop::default()).0), (2, 0));
+}
+
+#[test]
+fn what_a_dead_lane_had_under_way_has_failed_and_the_time_until_then_counts() {
+    let mut case = case();
+    (case.load.depth, case.lanes, case.load.limit) = (8, 2, Limit::Count(u64::MAX));
+    // Answers the first of them, and then nothing for as long as a lane is patient with it.
+    case.takes = |number| if number <= 20 { Duration::ZERO } else { Duration::from_millis(50) };
+    case.dies_at = 40;
+    let (outcome, lanes, log) = case.run(&Stop::default());
+    let (succeeded, failed) = count(&outcome);
+    assert_eq!((lanes, outcome.is_broken), (0, true));
+    assert_eq!(succeeded + failed, log.submitted.load(Ordering::Relaxed), "nothing is lost from the count");
+    assert!((8..=16).contains(&failed), "{failed}");
+}
+
 #[test]
 fn the_distribution_of_delays_comes_out() {
     // Delays that rise evenly from 0 to 4 ms, in an order that is not theirs.
@@ -210,4 +287,14 @@ fn the_distribution_of_delays_comes_out() {
     // A busy machine adds to each; nothing takes away.
     let found = [50, 90].map(|part| samples.part(part, 100).unwrap().as_micros());
     assert!(found[0] >= 2000 && found[1] >= 3600 && found[0] < found[1], "{found:?} µs");
+}
+
+#[test]
+fn the_time_until_a_lane_died_is_part_of_what_it_took() {
+    let board = Board::new(&case().load, 1).unwrap();
+    board.sheet(0).begin = Instant::now().checked_sub(Duration::from_secs(1));
+    board.fail(0, "gone");
+    let outcome = board.outcome(Cpu::default(), true);
+    assert!(outcome.elapsed >= Duration::from_secs(1), "{:?}", outcome.elapsed);
+    assert_eq!(count(&outcome), (0, 1), "a lane that had nothing to do is lost too");
 }

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use super::Report;
-use super::table::{describe, load};
+use super::table::{describe, load, stages, troubles};
 use super::text::{columns, paragraph};
 use crate::bench::machine::Machine;
 use crate::bench::units::{micros_f64, rate, short, speed};
@@ -55,10 +55,12 @@ pub fn print(report: &Report, out: &mut dyn Write) -> io::Result<()> {
         rows.push([which, times, speeds].concat());
     }
     columns(out, 2, &rows)?;
-    let failed: u64 = report.results.iter().map(|result| result.all.errors).sum();
+    let failed: u64 = report.results.iter().map(|result| result.all.errors).fold(0, u64::saturating_add);
+    stages(report, out)?;
     if failed > 0 {
         writeln!(out, "{failed} operations failed")?;
     }
+    troubles(report, out)?;
     out.flush()
 }
 

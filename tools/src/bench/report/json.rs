@@ -1,9 +1,10 @@
 //! JSON for scripts, and back again for `compare`.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use super::{Report, SCHEMA};
+use crate::bench::files;
 
 /// Prints `report`.
 ///
@@ -14,9 +15,6 @@ pub fn print(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out)?;
     out.flush()
 }
-
-/// The longest file that is read.
-const MOST: u64 = 64 << 20;
 
 /// Why a file is no report.
 #[derive(Debug, thiserror::Error)]
@@ -47,9 +45,7 @@ pub enum ReadError {
 /// # Errors
 /// [`ReadError`].
 pub fn read(path: &Path) -> Result<Report, ReadError> {
-    let failed = |source| ReadError::Io { path: path.to_owned(), source };
-    let mut bytes = Vec::new();
-    std::fs::File::open(path).map_err(failed)?.take(MOST).read_to_end(&mut bytes).map_err(failed)?;
+    let bytes = files::read(path).map_err(|source| ReadError::Io { path: path.to_owned(), source })?;
     let no_report = |reason| ReadError::NoReport { path: path.to_owned(), reason };
     let value: serde_json::Value =
         serde_json::from_slice(&bytes).map_err(|error| no_report(error.to_string()))?;

@@ -36,11 +36,14 @@ pub struct Report {
     pub target: String,
     /// Bytes of it, once known.
     pub target_bytes: Option<u64>,
+    /// What keeps them, by the server's word: `ram`, `file`, `disk` or `null`.
+    #[serde(default)]
+    pub target_kind: Option<String>,
     /// What keeps the figures from being those of two cards and a cable. Whoever shows a figure shows these.
     pub labels: Vec<String>,
     /// The way to the server, where one was taken.
     pub route: Option<Way>,
-    /// How lanes waited: microseconds of spinning before sleeping; absent where they never slept, or as `kaeru` does.
+    /// How lanes of ours waited, in words; empty where there were none.
     pub spin: String,
     /// The machine that measured.
     pub client: Machine,
@@ -50,6 +53,9 @@ pub struct Report {
     pub results: Vec<Measured>,
     /// What each rung adds to the one below it. Derived: differences of medians.
     pub steps: Vec<Step>,
+    /// Rungs that have no part in the steps: nothing says that they lead to the same export as the others.
+    #[serde(default)]
+    pub apart: Vec<RungName>,
     /// Why the rest could not be measured.
     pub problem: Option<String>,
     /// Whether the user ended it early.
@@ -69,6 +75,13 @@ pub struct Step {
     pub us: f64,
 }
 
+impl Step {
+    /// What it is, in words.
+    pub fn adds(&self) -> String {
+        self.to.adds(self.from)
+    }
+}
+
 impl Report {
     /// Whether something was measured and nothing failed.
     pub fn is_clean(&self) -> bool {
@@ -76,9 +89,10 @@ impl Report {
         counted && self.problem.is_none() && self.results.iter().all(|result| result.all.errors == 0)
     }
 
-    /// Works out what each rung adds, where one operation at a time was measured on several.
+    /// Works out what each rung adds, where one operation at a time was measured on several that are not [`Self::apart`].
     pub fn derive_steps(&mut self) {
         self.steps.clear();
+        let apart = &self.apart;
         for op in Op::ALL {
             let mut below: Option<(RungName, f64)> = None;
             let alike = self.results.iter().filter(|result| {
@@ -86,7 +100,9 @@ impl Report {
                 single && result.operation == op && result.mixed_reads_percent.is_none()
             });
             let Some(block) = alike.clone().map(|result| result.block_bytes).next() else { continue };
-            let ladder = alike.filter(|result| result.block_bytes == block && result.rung.is_on_the_way());
+            let ladder = alike.filter(|result| {
+                result.block_bytes == block && result.rung.is_on_the_way() && !apart.contains(&result.rung)
+            });
             let first = self.steps.len();
             for result in ladder {
                 let Some(median) = result.all.latency_us.p50 else { continue };

@@ -29,7 +29,7 @@ pub fn measured(rung: RungName, op: Op, point: (u32, u32), runs: &[&[u64]], erro
         let mut samples = Samples::new().unwrap();
         run.iter().for_each(|&nanos| samples.add(Duration::from_nanos(nanos)));
         let elapsed = Duration::from_nanos(run.iter().sum::<u64>() / u64::from(depth));
-        let kinds = vec![Kind { op, samples, service: None, stages: None, errors }];
+        let kinds = vec![Kind { op, samples, service: None, stages: None, errors, missed: 0 }];
         let first_error = (errors > 0).then(|| "the lane is dead: the peer closed the link".to_owned());
         let cpu = Cpu { client: elapsed / 2, server: (rung != RungName::Ram).then_some(elapsed / 20) };
         gathered.add(Outcome { kinds, first_error, elapsed, cpu, is_broken: false }, Some(0));
@@ -69,6 +69,7 @@ pub fn report() -> Report {
         began_unix_seconds: 1_796_000_000,
         target: "10.9.0.1/scratch".into(),
         target_bytes: Some(64 << 20),
+        target_kind: Some("ram".into()),
         labels: vec![
             "software RDMA: no card is behind rxe0".into(),
             "loopback: client and server are one machine".into(),
@@ -101,6 +102,7 @@ pub fn report() -> Report {
         server: None,
         results,
         steps: Vec::new(),
+        apart: Vec::new(),
         problem: None,
         interrupted: false,
     };

@@ -63,7 +63,7 @@ pub(super) fn load(report: &Report, first: &Measured) -> String {
     };
     let has_lanes =
         |result: &Measured| matches!(result.rung, RungName::Fabric | RungName::Remote | RungName::Socket);
-    let spin = match report.results.iter().any(has_lanes) {
+    let spin = match !report.spin.is_empty() && report.results.iter().any(has_lanes) {
         true => format!("; {}", report.spin),
         false => String::new(),
     };
@@ -167,9 +167,21 @@ fn throughput(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     paragraph(out, "CPU:", 5, &format!("of kaeru-bench, in per cent of one processor; {server}"))
 }
 
+/// Why rungs are no part of the steps.
+pub(super) fn apart(report: &Report) -> Option<String> {
+    let rungs: Vec<&str> = report.apart.iter().map(|rung| rung.word()).collect();
+    (!rungs.is_empty()).then(|| {
+        format!(
+            "{}: not known to lead to the same export over the same fabric, so no difference is taken",
+            rungs.join(", ")
+        )
+    })
+}
+
 fn steps(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    let apart = apart(report);
     if report.steps.is_empty() {
-        return Ok(());
+        return apart.map_or(Ok(()), |text| writeln!(out).and_then(|()| paragraph(out, "", 0, &text)));
     }
     writeln!(out, "\nwhere the time goes, in µs (derived: differences of medians)")?;
     let mut rows = Vec::new();
@@ -179,17 +191,17 @@ fn steps(report: &Report, out: &mut dyn Write) -> io::Result<()> {
             Some(from) => format!("{} - {from}", step.to),
         };
         let op = step.operation.to_string();
-        rows.push(vec![op, what, format!("{:+.2}", step.us), step.to.adds().to_owned()]);
+        rows.push(vec![op, what, format!("{:+.2}", step.us), step.adds()]);
     }
     let widest = rows.iter().map(|row| row[1].len()).max().unwrap_or(0);
     for row in rows {
         let lead = format!("{:5} {:widest$} {:>9}", row[0], row[1], row[2]);
         paragraph(out, &lead, 5 + 1 + widest + 1 + 9 + 2, &row[3])?;
     }
-    Ok(())
+    apart.map_or(Ok(()), |text| paragraph(out, "", 0, &text))
 }
 
-fn stages(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn stages(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     let sweep = report.is_sweep();
     let head = ["STAGE", "p50", "p99", "max", "mean", "KNOWN"].map(str::to_owned).to_vec();
     let mut rows = vec![[which_head(sweep), head].concat()];
@@ -212,15 +224,24 @@ fn stages(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     columns(out, if sweep { 5 } else { 3 }, &rows)
 }
 
-fn tail(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+/// What went wrong, and is to be known beside the figures.
+pub(super) fn troubles(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     for result in &report.results {
+        if let Some(remark) = result.rate_remark() {
+            paragraph(out, "", 0, &remark)?;
+        }
         if let Some(error) = &result.first_error {
             paragraph(out, "", 0, &format!("{}: {error}", result.title()))?;
         }
     }
-    if let Some(problem) = &report.problem {
-        paragraph(out, "", 0, &format!("the rest was not measured: {problem}"))?;
+    match &report.problem {
+        Some(problem) => paragraph(out, "", 0, &format!("the rest was not measured: {problem}")),
+        None => Ok(()),
     }
+}
+
+fn tail(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    troubles(report, out)?;
     if report.interrupted {
         writeln!(out, "interrupted: this is what was measured until then")?;
     }

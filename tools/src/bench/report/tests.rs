@@ -27,7 +27,7 @@ fn all() -> Vec<Report> {
         measured(RungName::Socket, Op::Write, (8, 1), &[&[1], &[3_600_000_000_000]], 999_999),
         measured(RungName::Fabric, Op::Write, (32 << 20, 1024), &[&[999_999_999; 20_000]], 0),
     ];
-    vec![report(), sweep(), with_stages(), broken, extreme]
+    vec![report(), sweep(), with_stages(), broken, extreme, late()]
 }
 
 #[test]
@@ -197,9 +197,64 @@ fn csv_has_a_row_for_each_result_and_run_and_as_many_cells_as_heads() {
     let text = printed(csv::print, &report());
     let heads = csv::HEAD.split(',').count();
     assert_eq!(text.lines().count(), 1 + 8 * (1 + 3));
-    for line in text.lines() {
+    let staged = printed(csv::print, &with_stages());
+    assert_eq!(staged.lines().count(), 1 + 8 * (1 + 3) + 7, "and one for each stage");
+    for line in text.lines().chain(staged.lines()) {
         let outside: String = line.split('"').step_by(2).collect();
         assert_eq!(outside.split(',').count(), heads, "{line}");
+    }
+}
+
+#[test]
+fn stages_are_in_every_form_of_output() {
+    let report = with_stages();
+    for form in [
+        printed(table::print, &report),
+        printed(blog::print, &report),
+        printed(csv::print, &report).replace("-to-", " → ").replace("server-", "server "),
+        printed(json::print, &report).replace("-to-", " → ").replace("server-", "server "),
+        html::page(&report),
+    ] {
+        for stage in ["socket → lane", "post → completion", "server queue", "store"] {
+            assert!(form.contains(stage), "{stage} is not in {form}");
+        }
+    }
+}
+
+/// A load of which more was due than could be done.
+fn late() -> Report {
+    let mut report = report();
+    for result in &mut report.results {
+        (result.rate, result.rate_missed, result.all.missed) = (Some(1000.0), Some(606.0), 394);
+    }
+    report
+}
+
+#[test]
+fn a_rate_that_was_not_kept_is_in_every_form_of_output() {
+    let report = late();
+    for form in [
+        printed(table::print, &report),
+        printed(blog::print, &report),
+        printed(csv::print, &report),
+        printed(json::print, &report),
+        html::page(&report),
+    ] {
+        assert!(form.contains("394"), "{form}");
+    }
+    for form in [printed(table::print, &report), printed(blog::print, &report), html::page(&report)] {
+        let words = form.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains("1000 operations a second were asked for and 606 were done"), "{form}");
+    }
+}
+
+#[test]
+fn where_no_lane_is_ours_none_is_said_to_spin() {
+    let mut report = report();
+    assert!(printed(table::print, &report).contains("spin"));
+    report.spin.clear();
+    for form in [printed(table::print, &report), printed(blog::print, &report), html::page(&report)] {
+        assert!(!form.contains("lanes spin"), "{form}");
     }
 }
 
@@ -230,7 +285,7 @@ fn every_number_of_the_page_is_that_of_the_json_rounded() {
                 "target_bytes" => kaeru_common::units::Size(value as u64).to_string(),
                 "client_cpu_percent" | "server_cpu_percent" => format!("{value:.0} %"),
                 "us" => format!("{value:+.2}"),
-                "count" | "errors" | "retries" => value.to_string(),
+                "count" | "errors" | "missed" | "retries" => value.to_string(),
                 _ => units::micros_f64(Some(value)),
             };
             assert_eq!(text, shown, "{pointer}");
@@ -274,6 +329,58 @@ fn steps_are_the_differences_of_medians_and_add_up() {
     let top = report.results[6].all.latency_us.p50.unwrap();
     assert!((total - top).abs() < 0.01, "{total} is not {top}");
     assert!(sweep().steps.is_empty(), "one rung alone has no steps");
+}
+
+#[test]
+fn the_lowest_step_says_all_that_is_in_it_and_no_step_crosses_to_what_is_apart() {
+    let without = |gone: &[RungName], apart: &[RungName]| {
+        let mut report = report();
+        report.results.retain(|result| !gone.contains(&result.rung));
+        report.apart = apart.to_vec();
+        report.derive_steps();
+        report
+    };
+    let words = |report: &Report| -> Vec<String> { report.steps.iter().take(3).map(Step::adds).collect() };
+    assert_eq!(words(&report())[..2], ["the link: cards, cable, memory", "the client's library"]);
+    let file = without(&[RungName::Fabric], &[]);
+    assert_eq!(
+        words(&file)[..2],
+        ["network, server and store; the client's library", "NBD on a Unix socket, and its lane"]
+    );
+    let skipped = without(&[RungName::Remote], &[]);
+    assert_eq!(words(&skipped)[1], "the client's library; NBD on a Unix socket, and its lane");
+    let apart = without(&[], &[RungName::Socket]);
+    assert!(apart.steps.iter().all(|step| step.to != RungName::Socket) && !apart.steps.is_empty());
+    let unknown = without(&[RungName::Fabric], &[RungName::Remote, RungName::Socket]);
+    assert!(unknown.steps.is_empty());
+    for report in [apart, unknown] {
+        for form in [printed(table::print, &report), html::page(&report)] {
+            assert!(form.contains("not known to lead to"), "{form}");
+        }
+    }
+}
+
+#[test]
+fn no_form_of_output_carries_what_a_terminal_would_obey() {
+    let evil = "x\u{1b}[2J\u{9b}31m\u{7f}\r\u{8}\u{202e}y";
+    let mut report = report();
+    report.labels.push(format!("label: {evil}"));
+    (report.target, report.command, report.version) = (evil.into(), evil.into(), evil.into());
+    report.problem = Some(evil.into());
+    report.results[0].first_error = Some(evil.into());
+    let machine = &mut report.client;
+    (machine.host, machine.kernel, machine.governor) = (Some(evil.into()), Some(evil.into()), evil.into());
+    machine.cards[0].what = evil.into();
+    report.server = Some(machine.clone());
+    let way = report.route.as_mut().unwrap();
+    (way.server, way.why, way.device) = (evil.into(), evil.into(), None);
+    for print in [table::print, blog::print, csv::print, json::print] {
+        let mut out = text::Plain(Vec::new());
+        print(&report, &mut out).unwrap();
+        let text = String::from_utf8(out.0).unwrap();
+        assert!(!text.contains(text::is_obeyed) && text.contains('x'), "{text:?}");
+    }
+    assert!(!html::page(&report).contains(text::is_obeyed));
 }
 
 #[test]

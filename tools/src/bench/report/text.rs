@@ -1,4 +1,4 @@
-//! Lines of text of a bounded width.
+//! Lines of text of a bounded width, without anything that a terminal would obey.
 
 use std::io::{self, Write};
 
@@ -48,4 +48,51 @@ pub fn columns(out: &mut dyn Write, left: usize, rows: &[Vec<String>]) -> io::Re
         writeln!(out, "{}", line.trim_end())?;
     }
     Ok(())
+}
+
+/// Whether a terminal would do something else than show this character: escapes, and what turns the direction of writing.
+pub fn is_obeyed(character: char) -> bool {
+    let turns =
+        matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    turns || (character.is_control() && character != '\n')
+}
+
+/// Passes text on to a terminal, a pipe or a sheet. Labels, and the names that servers and the files of others bear, may
+/// hold escapes; what would be obeyed becomes `\u{fffd}`, whoever prints it.
+#[derive(Debug)]
+pub struct Plain<W>(pub W);
+
+impl<W: Write> Write for Plain<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // Printing writes whole characters.
+        let text = String::from_utf8_lossy(bytes);
+        match text.contains(is_obeyed) {
+            true => self.0.write_all(text.replace(is_obeyed, "\u{fffd}").as_bytes())?,
+            false => self.0.write_all(bytes)?,
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_would_obey_is_not_printed() {
+        let mut out = Plain(Vec::new());
+        let evil = "a\u{1b}[2Jb\rc\u{9b}31md\u{7f}\u{8}\u{202e}e\n";
+        writeln!(out, "{evil}µs → 4 KiB").unwrap();
+        columns(&mut out, 1, &[vec![evil.to_owned(), "1".to_owned()]]).unwrap();
+        let text = String::from_utf8(out.0).unwrap();
+        assert!(!text.contains(is_obeyed), "{text:?}");
+        assert!(
+            text.starts_with("a\u{fffd}[2Jb\u{fffd}c\u{fffd}31md") && text.contains("\nµs → 4 KiB\n"),
+            "{text:?}"
+        );
+    }
 }

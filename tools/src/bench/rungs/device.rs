@@ -40,9 +40,24 @@ impl DeviceRung {
     /// [`RungError::Open`].
     pub fn new(name: RungName, path: &Path) -> Result<Self, RungError> {
         let failed = |source| RungError::Open { path: path.to_owned(), source };
-        if path.is_dir() {
+        // Looked at first: to open a FIFO is to wait for somebody who writes.
+        let kind = std::fs::metadata(path).map_err(failed)?.file_type();
+        if kind.is_dir() && name == RungName::Disk {
             let file = make(path).map_err(failed)?;
             return Ok(Self { name, path: path.to_owned(), size: MADE, made: Some(file) });
+        }
+        if !kind.is_file() && !kind.is_block_device() {
+            let what = match kind {
+                kind if kind.is_dir() => "a folder",
+                kind if kind.is_char_device() => "a character device",
+                kind if kind.is_fifo() => "a FIFO",
+                _ => "a socket",
+            };
+            let wanted = match name {
+                RungName::Disk => "a disk, a file or a folder",
+                _ => "a block device, such as /dev/nbd0",
+            };
+            return Err(RungError::WrongKind { path: path.to_owned(), what, rung: name, wanted });
         }
         let mut file = File::open(path).map_err(failed)?;
         let size = file.seek(SeekFrom::End(0)).map_err(failed)?;
@@ -247,6 +262,24 @@ mod tests {
     fn eprintln_skip(error: &RungError) {
         use std::io::Write;
         let _ = writeln!(std::io::stderr(), "SKIP: {error}");
+    }
+
+    #[test]
+    fn what_is_no_device_is_not_opened() {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        let folder = tempfile::tempdir().unwrap();
+        let fifo = folder.path().join("fifo");
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        for (name, path, part) in [
+            (RungName::Device, fifo.as_path(), "a FIFO; --device takes a block device"),
+            (RungName::Disk, &fifo, "a FIFO; --disk takes a disk, a file or a folder"),
+            (RungName::Device, folder.path(), "a folder; --device"),
+            (RungName::Disk, Path::new("/dev/zero"), "a character device; --disk"),
+        ] {
+            let error = DeviceRung::new(name, path).err().unwrap().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing was made");
     }
 
     #[test]

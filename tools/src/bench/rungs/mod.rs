@@ -75,16 +75,28 @@ impl RungName {
         !matches!(self, Self::Ram | Self::Disk)
     }
 
-    /// What lies between it and the rung below; for the lowest one that was measured, and all below it.
-    pub const fn adds(self) -> &'static str {
-        match self {
-            Self::Ram => "a copy from or to this machine's own memory",
-            Self::Disk => "this machine's own disk, past the page cache",
-            Self::Fabric => "the link: cards, cable, memory",
-            Self::Remote => "the client's library",
-            Self::Socket => "NBD on a Unix socket, and its lane",
-            Self::Device => "the kernel's block layer and NBD driver",
-        }
+    /// What lies between it and the rung `below`; for the lowest one that was measured, it and all below it.
+    pub fn adds(self, below: Option<Self>) -> String {
+        let begin = match below {
+            // Where the link is not measured for itself, all that is behind it is in the lowest rung.
+            None if self > Self::Fabric => vec!["network, server and store"],
+            _ => Vec::new(),
+        };
+        let is_between = |rung: &Self| {
+            *rung <= self && below.map_or(*rung > Self::Fabric || *rung == self, |below| *rung > below)
+        };
+        let parts =
+            Self::ALL.into_iter().filter(|rung| rung.is_on_the_way() && is_between(rung)).map(|rung| {
+                match rung {
+                    Self::Ram => "a copy from or to this machine's own memory",
+                    Self::Disk => "this machine's own disk, past the page cache",
+                    Self::Fabric => "the link: cards, cable, memory",
+                    Self::Remote => "the client's library",
+                    Self::Socket => "NBD on a Unix socket, and its lane",
+                    Self::Device => "the kernel's block layer and NBD driver",
+                }
+            });
+        begin.into_iter().chain(parts).collect::<Vec<_>>().join("; ")
     }
 }
 
@@ -215,6 +227,18 @@ pub enum RungError {
     /// Writes were wanted.
     #[error("{0} is read-only; measure it without --write")]
     ReadOnly(String),
+    /// Something else lies there.
+    #[error("{} is {what}; --{rung} takes {wanted}", .path.display())]
+    WrongKind {
+        /// The path.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+        /// For which rung it was given.
+        rung: RungName,
+        /// What that takes.
+        wanted: &'static str,
+    },
     /// A path cannot be opened.
     #[error("cannot open {}: {source}{}", .path.display(), hint(.source))]
     Open {

@@ -7,7 +7,7 @@ use kaeru_common::units::Size;
 use super::text::{escape, figure, table};
 use crate::bench::figures::Measured;
 use crate::bench::machine::Machine;
-use crate::bench::report::table::{describe, load};
+use crate::bench::report::table::{apart, describe, load};
 use crate::bench::report::{Report, Step};
 use crate::bench::units::{micros_f64, rate, short, speed};
 use crate::bench::workload::Op;
@@ -127,7 +127,7 @@ pub fn ladder(report: &Report) -> String {
                 vec![
                     format!("<span class=\"swatch k{}\"></span>{what}", step.to as usize),
                     figure(&format!("/steps/{at}/us"), Some(step.us), &format!("{:+.2}", step.us)),
-                    format!("<span class=\"meaning\">{}</span>", escape(step.to.adds())),
+                    format!("<span class=\"meaning\">{}</span>", escape(&step.adds())),
                 ]
             })
             .collect();
@@ -137,9 +137,11 @@ pub fn ladder(report: &Report) -> String {
         );
         out.push_str("</figure>");
     }
+    let apart =
+        apart(report).map_or_else(String::new, |text| format!("<p class=\"none\">{}</p>", escape(&text)));
     match out.is_empty() {
-        true => out,
-        false => format!("<h2>Where the time goes</h2><div class=\"ladder\">{out}</div>"),
+        true => apart,
+        false => format!("<h2>Where the time goes</h2><div class=\"ladder\">{out}</div>{apart}"),
     }
 }
 
@@ -204,6 +206,7 @@ pub fn results(report: &Report) -> String {
                     number("server_cpu_percent", all.server_cpu_percent, &percent(all.server_cpu_percent)),
                     count("count", all.count),
                     count("errors", all.errors),
+                    number("missed", result.rate.map(|_| all.missed as f64), &all.missed.to_string()),
                     number("retries", all.retries.map(|retries| retries as f64), &retries),
                     spread,
                 ],
@@ -256,6 +259,7 @@ pub fn results(report: &Report) -> String {
             "server CPU",
             "operations",
             "errors",
+            "missed",
             "retries",
             "median of runs",
         ],
@@ -266,11 +270,12 @@ pub fn results(report: &Report) -> String {
 }
 
 fn errors(report: &Report) -> String {
-    let errors =
-        report.results.iter().filter_map(|result| Some((result.title(), result.first_error.as_ref()?)));
-    errors
-        .map(|(title, error)| format!("<p class=\"warn\">{}: {}</p>", escape(&title), escape(error)))
-        .collect()
+    let of = |result: &Measured| {
+        let error = result.first_error.as_ref().map(|error| format!("{}: {error}", result.title()));
+        result.rate_remark().into_iter().chain(error)
+    };
+    let all = report.results.iter().flat_map(of);
+    all.map(|text| format!("<p class=\"warn\">{}</p>", escape(&text))).collect()
 }
 
 /// The numbers behind the distributions.

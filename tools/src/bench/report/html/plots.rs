@@ -39,7 +39,7 @@ pub fn distribution(id: &str, what: &str, all: &[Named<'_>]) -> Option<Plot> {
 
 /// Steps of equal width; those without operations are at zero.
 fn steps(named: &Named<'_>) -> Option<Series> {
-    let count: u64 = named.result.distribution.iter().map(|bucket| bucket.count).sum();
+    let count: u64 = named.result.distribution.iter().map(|bucket| bucket.count).fold(0, u64::saturating_add);
     // 24 steps a decade, as they were counted.
     let begin = |end: f64| end / 10f64.powf(1.0 / 24.0);
     let mut points: Vec<(f64, f64)> = Vec::new();

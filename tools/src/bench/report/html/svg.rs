@@ -84,7 +84,8 @@ impl Axis {
 
     /// Percentiles, as far as `count` operations give any.
     pub fn percentiles(label: &str, count: u64) -> Self {
-        let high = 100.0 - 100.0 / (count.max(10) as f64);
+        // More nines than a number of this kind holds would be the whole.
+        let high = 100.0 - 100.0 / (count.clamp(10, 1_000_000_000) as f64);
         let all = [0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999, 99.9999];
         let ticks = all.into_iter().filter(|tick| *tick <= high).map(|tick| (tick, format!("{tick}")));
         Self { label: label.to_owned(), scale: Scale::Nines, low: 0.0, high, ticks: ticks.collect() }
@@ -98,7 +99,9 @@ impl Axis {
             Scale::Nines => -(1.0 - value.min(self.high) / 100.0).log10(),
         };
         let (low, high) = (along(self.low), along(self.high));
-        ((along(value) - low) / (high - low)).clamp(0.0, 1.0)
+        let place = (along(value) - low) / (high - low);
+        // Reports that others made may hold anything.
+        if place.is_finite() { place.clamp(0.0, 1.0) } else { 0.0 }
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use crate::bench::report::text::is_obeyed;
+
 /// Text in which nothing is markup.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -11,6 +13,8 @@ pub fn escape(text: &str) -> String {
             '<' => out.push_str("&lt;"),
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
+            // A page may be looked at in a terminal too.
+            other if is_obeyed(other) => out.push('\u{fffd}'),
             other => out.push(other),
         }
     }
