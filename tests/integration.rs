@@ -19,6 +19,7 @@ mod cases {
     mod layering;
     mod life;
     mod limits;
+    mod moods;
     mod oracle;
     mod page;
     mod parallel;

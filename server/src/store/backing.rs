@@ -12,13 +12,14 @@ use rustix::io::Errno;
 use super::engine::{Action, Extent};
 use super::fault::Faults;
 use super::range_lock::RangeLock;
+use super::syncs::Syncs;
 use super::work::Op;
 use super::{Target, holes};
 
 /// An open file or disk.
 #[derive(Debug)]
 pub(super) struct Backing {
-    /// One open file description for all lanes, so that one fdatasync covers them all and reports the errors of all.
+    /// One open file description for all lanes, so that one fdatasync covers them all.
     pub(super) file: OwnedFd,
     pub(super) target: Target,
     pub(super) path: PathBuf,
@@ -33,6 +34,8 @@ pub(super) struct Backing {
     pub(super) read_only: bool,
     /// Keeps reads and writes of whole blocks apart from writes of parts of them.
     pub(super) lock: RangeLock,
+    /// Who may call fdatasync, so that its errors reach everybody.
+    pub(super) syncs: Syncs,
     pub(super) faults: Option<Arc<Faults>>,
     pub(super) learned: Learned,
 }

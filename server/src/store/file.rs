@@ -9,13 +9,14 @@ use std::sync::Arc;
 use kaeru_common::error::Status;
 use kaeru_common::fabric::buffer::SlotPool;
 use kaeru_common::units::ByteRange;
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{FallocateFlags, fallocate, fdatasync};
 use rustix::io::{Errno, ReadWriteFlags, pread, pwritev2};
 
 use super::SLOTLESS;
 use super::backing::{Backing, Way};
 use super::engine::{Done, Extent, Job};
+use super::syncs::Turn;
 use super::uring::sys;
 use super::work::{Bounces, Next, Op, Place, Work, ZERO_STEP};
 
@@ -34,6 +35,8 @@ pub struct FileEngine {
     /// What to sleep on while there is something to do, and while there is not.
     ready: OwnedFd,
     never: OwnedFd,
+    /// Readable when the turn to sync has come.
+    waker: Arc<OwnedFd>,
 }
 
 impl FileEngine {
@@ -47,6 +50,7 @@ impl FileEngine {
             bounces: Bounces::new(1),
             ready: eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             never: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            waker: Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
         })
     }
 
@@ -69,8 +73,7 @@ impl FileEngine {
             match work.next(&self.backing, &mut self.bounces) {
                 Next::Over(result) => done.push(work.finish(result)),
                 Next::Op(op) => {
-                    let result = self.carry_out(op, &mut work);
-                    work.answered(result, &self.backing);
+                    self.answer(op, &mut work);
                     // A transfer is over by now, or nearly; clearing may be long and lets the others go first.
                     match work.transfers() {
                         true => self.jobs.push_front(work),
@@ -107,6 +110,28 @@ impl FileEngine {
         out: &mut Vec<Extent>,
     ) -> Result<(), Status> {
         self.backing.extents(range, limit, out)
+    }
+
+    /// Carries an operation out, and tells the job what came of it.
+    fn answer(&mut self, op: Op, work: &mut Work) {
+        let turn = (op == Op::Sync).then(|| self.turn());
+        let known = if turn.is_some() { work.sync_at_once(&self.backing) } else { None };
+        let result = known.unwrap_or_else(|| self.carry_out(op, work));
+        work.answered(result, &self.backing);
+        if let Some(turn) = turn {
+            self.backing.syncs.leave(turn);
+        }
+    }
+
+    /// Waits for the turn to sync.
+    fn turn(&self) -> Turn {
+        let turn = self.backing.syncs.queue(&self.waker);
+        while !self.backing.syncs.has_come(&turn) {
+            // A failure (of which there is none but a signal) is a wake-up like any other.
+            let _ = poll(&mut [PollFd::new(&self.waker, PollFlags::IN)], None);
+            let _ = rustix::io::read(&self.waker, &mut [0; 8]);
+        }
+        turn
     }
 
     fn carry_out(&mut self, op: Op, work: &mut Work) -> Result<u32, Errno> {

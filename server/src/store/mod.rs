@@ -11,7 +11,8 @@
 //! engine (contract) ── fault (errors and delays on purpose)
 //!    ├── file   pread and pwrite on the lane's thread ─┐
 //!    └── uring  one ring a lane                       ─┴── work (a job as operations) ── backing (the open file)
-//!                  └── range_lock (parts of blocks)                       └── holes (what is allocated)
+//!                  └── range_lock (parts of blocks)                       ├── syncs (fdatasync by turns)
+//!                                                                         └── holes (what is allocated)
 //! options ── open, with direct and in_use: what must be true before there is a backing ── staged: what lanes start from
 //! ```
 
@@ -29,6 +30,7 @@ mod options;
 mod ram;
 mod range_lock;
 mod staged;
+mod syncs;
 mod uring;
 mod work;
 

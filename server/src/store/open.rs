@@ -22,6 +22,7 @@ use super::open_error::OpenError;
 use super::options::{Direct, EngineChoice, StagedOptions, Target};
 use super::range_lock::RangeLock;
 use super::staged::{Kind, Staged};
+use super::syncs::Syncs;
 use super::uring;
 
 /// How long a lock of somebody else is waited for: the kernel takes a killed server's rings apart, which keep its files
@@ -92,6 +93,7 @@ impl Opening<'_> {
             sector,
             read_only,
             lock: RangeLock::default(),
+            syncs: Syncs::default(),
             faults,
             learned: super::backing::Learned::default(),
         };

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use super::backing::{Backing, Way};
 use super::engine::{Action, Done, Job};
 use super::range_lock::Mode;
+use super::syncs::Arrival;
 
 /// Bytes of a bounce buffer: the longest unaligned piece.
 pub(super) const BOUNCE: u32 = 64 << 10;
@@ -69,6 +70,8 @@ pub(super) struct Work {
     piece: Option<Piece>,
     bounce: Option<Slot>,
     asked: Option<Op>,
+    /// When everything was written that is to be synced.
+    arrival: Option<Arrival>,
     synced: bool,
     tries: u8,
     failed: Option<Status>,
@@ -125,7 +128,17 @@ impl Work {
     pub(super) fn new(job: Job, backing: &Backing) -> Self {
         let failed = refusal(&job, backing).err();
         let at = job.range.offset();
-        Self { job, at, piece: None, bounce: None, asked: None, synced: false, tries: 0, failed }
+        Self {
+            job,
+            at,
+            piece: None,
+            bounce: None,
+            asked: None,
+            arrival: None,
+            synced: false,
+            tries: 0,
+            failed,
+        }
     }
 
     /// The blocks that no other lane may change in part meanwhile, and whether this job changes some in part.
@@ -176,6 +189,9 @@ impl Work {
                 }
                 let op = backing.shortened(op);
                 self.asked = Some(op);
+                if op == Op::Sync {
+                    self.arrival.get_or_insert_with(|| backing.syncs.arrive());
+                }
                 Next::Op(op)
             }
             None => Next::Over(Ok(self.moved())),
@@ -193,6 +209,20 @@ impl Work {
                 self.advanced(op, bytes, backing);
             }
         }
+    }
+
+    /// The answer to [`Op::Sync`] for who has the turn, where it needs no call: the one who had it before learned that
+    /// writes were lost, or synced these, too.
+    pub(super) fn sync_at_once(&mut self, backing: &Backing) -> Option<Result<u32, Errno>> {
+        if backing.has_lost_writes() {
+            return Some(Err(Errno::IO));
+        }
+        if self.arrival.is_some_and(|arrival| backing.syncs.covers(arrival)) {
+            self.synced = true;
+            return Some(Ok(0));
+        }
+        backing.syncs.begin();
+        None
     }
 
     fn rest(&self) -> ByteRange {
@@ -310,7 +340,12 @@ impl Work {
 
     fn advanced(&mut self, op: Op, bytes: u32, backing: &Backing) {
         match op {
-            Op::Sync => self.synced = true,
+            // Somebody else's is no success of this one.
+            Op::Sync if self.synced => {}
+            Op::Sync => {
+                backing.syncs.succeed();
+                self.synced = true;
+            }
             Op::Clear { range, .. } => self.at = range.end(),
             Op::Read { .. } | Op::Write { .. } if bytes == 0 => {
                 backing.ended_early(matches!(op, Op::Read { .. }));

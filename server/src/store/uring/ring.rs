@@ -6,6 +6,7 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use io_uring::types::{Fd, Fixed, FsyncFlags};
 use io_uring::{IoUring, opcode, squeue};
@@ -15,6 +16,7 @@ use rustix::io::Errno;
 
 use super::super::backing::Way;
 use super::super::range_lock::Hold;
+use super::super::syncs::Turn;
 use super::super::work::{Op, Place, Work, ZERO_STEP};
 
 /// Makes one read or write durable: `RWF_DSYNC` of `linux/fs.h`.
@@ -29,6 +31,9 @@ const SLOTS: u16 = 0;
 /// What a completion of the waker carries; no task has such a number.
 const WAKER: u64 = u64::MAX;
 
+/// How long a kernel that took nothing is left alone.
+const RESPITE: Duration = Duration::from_millis(1);
+
 /// The most entries that any kernel gives a ring.
 const MOST: u32 = 32_768;
 
@@ -39,10 +44,13 @@ pub(super) struct Task {
     pub(super) work: Work,
     /// The range that it holds or waits for.
     pub(super) hold: Option<Hold>,
+    /// Its turn to sync, while it has it or waits for it.
+    pub(super) turn: Option<Turn>,
 }
 
 /// What comes out of a ring.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a task is moved, never allocated")]
 pub(super) enum Reaped {
     /// A task, and what the kernel said to its operation.
     Task(Task, Result<u32, Errno>),
@@ -58,6 +66,8 @@ pub(super) struct Ring {
     free: Vec<u32>,
     /// Submissions that the kernel was not told of.
     unsent: u32,
+    /// Whether it was said that the kernel takes none.
+    complained: bool,
     /// The memory under the slots, which the ring may have registered.
     slots: ManuallyDrop<SlotPool>,
     registered: bool,
@@ -88,6 +98,7 @@ impl Ring {
             tasks: ManuallyDrop::new((0..capacity).map(|_| None).collect()),
             free: (0..capacity).rev().collect(),
             unsent: 0,
+            complained: false,
             slots: ManuallyDrop::new(pool.clone()),
             registered: false,
             zeroes: ManuallyDrop::new(zeroes.clone()),
@@ -166,18 +177,28 @@ impl Ring {
         pushed
     }
 
-    /// Tells the kernel of what is new, with one system call. What it cannot take now is told the next time.
+    /// Tells the kernel of what is new, with one system call. What it cannot take now is told the next time; see
+    /// [`Self::is_behind`].
     pub(super) fn enter(&mut self) {
         while self.unsent > 0 {
             match self.ring.submit() {
                 Ok(taken) => self.unsent = self.unsent.saturating_sub(taken as u32),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    tracing::debug!("the ring took nothing: {error}");
+                    if !std::mem::replace(&mut self.complained, true) {
+                        tracing::warn!("the kernel takes no request at the moment ({error}); trying again");
+                    }
+                    // It has no memory for one, most likely, and asking at once would not make any.
+                    std::thread::sleep(RESPITE);
                     return;
                 }
             }
         }
+    }
+
+    /// Whether there is something that the kernel did not take, so that nothing will come of it by itself.
+    pub(super) fn is_behind(&self) -> bool {
+        self.unsent > 0
     }
 
     /// Something that has come back, if anything has.
@@ -255,8 +276,8 @@ impl Ring {
 }
 
 impl Ring {
-    /// Waits until the kernel is done with all memory, and gives back the tasks that it had.
-    pub(super) fn quiesce(&mut self) -> Vec<Task> {
+    /// Waits until the kernel is done with all memory, and gives back the tasks that it had, with what it said to each.
+    pub(super) fn quiesce(&mut self) -> Vec<(Task, Result<u32, Errno>)> {
         let mut tasks = Vec::new();
         while self.in_kernel() > 0 {
             if let Err(error) = self.ring.submit_and_wait(1) {
@@ -267,8 +288,8 @@ impl Ring {
                 }
             }
             while let Some(reaped) = self.reap() {
-                if let Reaped::Task(task, _) = reaped {
-                    tasks.push(task);
+                if let Reaped::Task(task, result) = reaped {
+                    tasks.push((task, result));
                 }
             }
         }
