@@ -16,6 +16,7 @@ mod cases {
     mod handshake;
     mod idle;
     mod interop;
+    mod lanes;
     mod layering;
     mod life;
     mod limits;

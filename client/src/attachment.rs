@@ -32,8 +32,9 @@ impl Attachment {
 impl Answer for Attachment {
     fn report(&self) -> Report {
         let session = self.front.session();
-        let (granted, health, route) =
-            (session.granted(), session.health().borrow().clone(), session.route());
+        let (granted, route, totals) = (session.granted(), session.route(), self.front.totals());
+        // In a statement of its own: who holds a borrow must wait for nothing, since the session waits for him.
+        let health = session.health().borrow().clone();
         let (state, detail) = match (health.closed, health.silent_since) {
             (Some(reason), _) => ("lost", Some(format!("{reason}; requests fail with I/O errors"))),
             (None, Some(since)) => {
@@ -42,6 +43,14 @@ impl Answer for Attachment {
                     about_time(since.elapsed())
                 );
                 ("silent", Some(text))
+            }
+            (None, None) if totals.lost() > 0 => {
+                let text = format!(
+                    "{} of {} lanes are lost, and what goes over them fails with I/O errors; detach and attach again",
+                    totals.lost(),
+                    totals.lanes()
+                );
+                ("degraded", Some(text))
             }
             (None, None) => ("ok", None),
         };
@@ -56,8 +65,8 @@ impl Answer for Attachment {
             read_only: Some(granted.read_only),
             fabric: route.as_ref().map(|route| route.fabric.to_string()),
             fabric_reason: route.map(|route| route.why),
-            lanes: self.front.totals().lanes(),
-            io: Activity::of(self.front.totals(), Instant::now()),
+            lanes: totals.lanes(),
+            io: Activity::of(totals, Instant::now()),
         }
     }
 

@@ -6,7 +6,7 @@
 mod driver;
 
 use std::net::SocketAddr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -209,7 +209,9 @@ pub struct Session {
     server: Server,
     peer: SocketAddr,
     options: AttachOptions,
-    route: Mutex<Option<Route>>,
+    route: OnceLock<Route>,
+    /// Held by who opens the first lane, which finds the route.
+    choosing: Mutex<()>,
     driver: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -273,8 +275,19 @@ impl Session {
         match events.blocking_recv() {
             Ok(Opening::Attached(opened)) => {
                 let (peer, welcome, granted) = (*opened)?;
-                let (route, driver) = (Mutex::new(None), Mutex::new(Some(driver)));
-                Ok(Self { commands, health, granted, welcome, server, peer, options, route, driver })
+                let (route, choosing, driver) = (OnceLock::new(), Mutex::new(()), Mutex::new(Some(driver)));
+                Ok(Self {
+                    commands,
+                    health,
+                    granted,
+                    welcome,
+                    server,
+                    peer,
+                    options,
+                    route,
+                    choosing,
+                    driver,
+                })
             }
             _ => Err(closed(&server, "it ended without a word")),
         }
@@ -297,7 +310,7 @@ impl Session {
 
     /// The way that the lanes go; `None` before the first one.
     pub fn route(&self) -> Option<Route> {
-        self.route.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.route.get().cloned()
     }
 
     /// How the session is, now and when it changes.
@@ -310,13 +323,18 @@ impl Session {
     /// # Errors
     /// [`SessionError`]; a later attempt may succeed.
     pub fn open_lane(&self) -> Result<AnyRemote, SessionError> {
-        let mut route = self.route.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(route) = &*route {
+        // Lanes whose way is known do not wait for one another.
+        if let Some(route) = self.route.get() {
+            return self.connect(route.path, LANE_PATIENCE);
+        }
+        let choosing = self.choosing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(route) = self.route.get() {
+            drop(choosing);
             return self.connect(route.path, LANE_PATIENCE);
         }
         let (chosen, remote) = self.choose()?;
         tracing::info!("lanes go over {} to {}: {}", chosen.fabric, chosen.address, chosen.why);
-        *route = Some(chosen);
+        let _ = self.route.set(chosen);
         Ok(remote)
     }
 

@@ -1,7 +1,7 @@
 //! Counters of one lane, written by its thread and read by anybody.
 
 use std::array;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ pub struct LaneCounters {
     in_flight: AtomicU64,
     /// Nanoseconds of [`clock`] at the last answer; 0 for none.
     last_answer: AtomicU64,
+    is_lost: AtomicBool,
     latencies: LatencyCounters,
 }
 
@@ -67,6 +68,11 @@ impl LaneCounters {
     /// Says how many requests are under way.
     pub fn set_in_flight(&self, requests: u64) {
         self.in_flight.store(requests, Ordering::Relaxed);
+    }
+
+    /// Notes that nothing comes of it any more: its link is dead.
+    pub fn lose(&self) {
+        self.is_lost.store(true, Ordering::Relaxed);
     }
 
     /// Notes an answer, and how long its request took.
@@ -146,6 +152,11 @@ impl Totals {
     /// How many lanes are open.
     pub fn lanes(&self) -> usize {
         self.lock().open.len()
+    }
+
+    /// How many of the open lanes are lost.
+    pub fn lost(&self) -> usize {
+        self.lock().open.iter().filter(|counters| counters.is_lost.load(Ordering::Relaxed)).count()
     }
 
     /// The sum of all counters.

@@ -48,6 +48,8 @@ pub(crate) trait Duplex: Read + Write + Send {
     fn set_patience(&self, patience: Duration);
     /// Says that nothing more will be sent.
     fn finish(&self);
+    /// A second handle of the same connection.
+    fn another(&self) -> Box<dyn Duplex>;
 }
 
 macro_rules! duplex {
@@ -56,6 +58,10 @@ macro_rules! duplex {
             fn set_patience(&self, patience: Duration) {
                 self.set_read_timeout(Some(patience)).expect("sockets have timeouts");
                 self.set_write_timeout(Some(patience)).expect("sockets have timeouts");
+            }
+
+            fn another(&self) -> Box<dyn Duplex> {
+                Box::new(self.try_clone().expect("a descriptor"))
             }
 
             fn finish(&self) {

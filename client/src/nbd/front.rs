@@ -35,6 +35,18 @@ struct Ready {
     counters: Arc<LaneCounters>,
 }
 
+impl Ready {
+    /// Whether its link lives: it may have died while it was idle, and nobody looked.
+    fn is_alive(&mut self) -> bool {
+        with_remote!(&mut self.remote, remote => {
+            remote.woken();
+            // Nothing was asked for, so nothing is lost in here.
+            remote.poll(&mut Vec::new());
+            remote.down().is_none()
+        })
+    }
+}
+
 /// One attached export as NBD connections see it.
 pub struct Front {
     session: Arc<Session>,
@@ -170,16 +182,14 @@ impl Front {
     }
 
     fn lane(&self) -> Result<Ready, SessionError> {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        match idle {
-            // It may have died while it was idle.
-            Some(ready) if with_remote!(&ready.remote, remote => remote.down().is_none()) => Ok(ready),
-            Some(ready) => {
-                self.close(ready);
-                self.lane()
+        let take = || self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        while let Some(mut ready) = take() {
+            if ready.is_alive() {
+                return Ok(ready);
             }
-            None => self.new_lane(),
+            self.close(ready);
         }
+        self.new_lane()
     }
 
     fn new_lane(&self) -> Result<Ready, SessionError> {

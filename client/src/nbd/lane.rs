@@ -30,8 +30,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kaeru_common::error::Status;
-use kaeru_common::fabric::Link;
 use kaeru_common::fabric::buffer::Slot;
+use kaeru_common::fabric::{Link, LinkDown};
 use kaeru_common::metrics::LaneCounters;
 use kaeru_common::units::ByteRange;
 
@@ -179,6 +179,8 @@ pub struct Lane<L: Link> {
     /// Operations that the link has.
     owed: u32,
     last_progress: Instant,
+    /// Whether the link is dead, and that was said.
+    is_lost: bool,
     /// Why nothing more is taken from the client.
     ending: Option<LaneEnd>,
 }
@@ -212,6 +214,7 @@ impl<L: Link> Lane<L> {
             look: true,
             owed: 0,
             last_progress: Instant::now(),
+            is_lost: false,
             ending: None,
             remote,
             socket,
@@ -280,6 +283,7 @@ impl<L: Link> Lane<L> {
     /// Takes finished operations. Returns whether there were any.
     fn reap(&mut self) -> bool {
         let moved = std::mem::take(&mut self.look) && self.remote.poll(&mut self.done);
+        self.notice_loss();
         if self.done.is_empty() {
             return moved;
         }
@@ -292,6 +296,16 @@ impl<L: Link> Lane<L> {
         }
         self.done = done;
         true
+    }
+
+    /// Says once that the link is dead.
+    fn notice_loss(&mut self) {
+        let Some(why) = self.remote.down().filter(|_| !self.is_lost) else { return };
+        if !matches!(why, LinkDown::ClosedHere) {
+            tracing::error!("a lane is lost ({why}); what goes over it fails with EIO");
+        }
+        self.counters.lose();
+        self.is_lost = true;
     }
 
     fn complete(&mut self, answer: Answer) {

@@ -22,6 +22,8 @@ pub enum Spin {
 
 /// How long a link that was closed may take to give back what it has.
 const CLOSING: Duration = Duration::from_secs(5);
+/// How long a spinning lane looks at nothing but its link.
+const GLANCE: Duration = Duration::from_micros(20);
 
 /// Ends lanes from another thread.
 #[derive(Clone, Debug)]
@@ -90,30 +92,57 @@ impl<L: Link> Lane<L> {
             }
             Spin::For(budget) => budget,
         };
-        if self.owed > 0 && !budget.is_zero() && self.spin(budget) {
+        if self.owed > 0 && !budget.is_zero() && self.spin(budget)? {
             return Ok(());
         }
         // An idle link can only end, and that shows without arming.
-        if self.owed > 0 && self.remote.arm() {
+        if self.is_waiting() && self.remote.arm() {
             self.look = true;
+            self.give_up_on_silence();
             return Ok(());
         }
-        self.sleep()
+        let left = (self.owed > 0).then(|| self.patience_left());
+        self.sleep(left)?;
+        Ok(())
     }
 
-    /// Polls the link until something comes or the budget is used up.
-    fn spin(&mut self, budget: Duration) -> bool {
+    /// Whether something may go on only after the link moves: an answer is owed, or there was no room for a request. (What
+    /// has no room may as well wait for a client that does not take its answers, so the server is not blamed for it.)
+    fn is_waiting(&self) -> bool {
+        let unposted = !self.reading.is_empty() || !self.zeroing.is_empty() || !self.commanding.is_empty();
+        self.owed > 0 || unposted || self.is_stalled()
+    }
+
+    fn patience_left(&self) -> Duration {
+        self.config.patience.saturating_sub(self.last_progress.elapsed())
+    }
+
+    /// Polls the link until something comes or the budget is used up, and glances at everything else from time to time.
+    /// Whether there is something to do.
+    fn spin(&mut self, budget: Duration) -> io::Result<bool> {
+        let budget = budget.min(self.patience_left());
         let start = Instant::now();
-        while start.elapsed() < budget {
+        let mut glanced = start;
+        loop {
             if self.remote.poll(&mut self.done) && !self.done.is_empty() {
-                return true;
+                return Ok(true);
+            }
+            let now = Instant::now();
+            if now - start >= budget {
+                return Ok(false);
+            }
+            if now - glanced >= GLANCE {
+                glanced = now;
+                if self.sleep(Some(Duration::ZERO))? {
+                    return Ok(true);
+                }
             }
             std::hint::spin_loop();
         }
-        false
     }
 
-    fn sleep(&mut self) -> io::Result<()> {
+    /// Sleeps until something can be done, or for that long. Whether something can.
+    fn sleep(&mut self, timeout: Option<Duration>) -> io::Result<bool> {
         let mut wanted = PollFlags::empty();
         if self.ending.is_none() && !self.is_stalled() {
             wanted |= PollFlags::IN;
@@ -121,10 +150,8 @@ impl<L: Link> Lane<L> {
         if !self.outgoing.is_empty() {
             wanted |= PollFlags::OUT;
         }
-        let timeout = (self.owed > 0).then(|| {
-            let left = self.config.patience.saturating_sub(self.last_progress.elapsed());
-            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
-        });
+        let timeout = timeout
+            .map(|time| Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) });
         let (socket, stop) = (self.socket.as_fd(), self.stop.as_fd());
         let mut fds = [
             PollFd::new(&socket, wanted),
@@ -137,6 +164,7 @@ impl<L: Link> Lane<L> {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
+        let anything = fds[..watched].iter().any(|fd| !fd.revents().is_empty());
         let (happened, link) = (fds[0].revents(), fds[1].revents());
         if !link.is_empty() {
             self.remote.woken();
@@ -150,7 +178,7 @@ impl<L: Link> Lane<L> {
             self.incoming.wake();
         }
         self.give_up_on_silence();
-        Ok(())
+        Ok(anything)
     }
 
     /// Whether taking the next part of the stream has to wait for the link.

@@ -269,9 +269,11 @@ impl TcpLink {
                 Err(error) => self.unsendable = Some(error.into()),
             }
             if self.outbox.is_blocked() {
-                break;
+                return any;
             }
         }
+        // Who does not arm again, since nothing is owed, must not be woken by room for ever. Should it fail, he is.
+        let _ = self.poller.watch_room(self.socket.as_fd(), false);
         any
     }
 

@@ -61,9 +61,13 @@ use super::pools::Pools;
 use super::{ConnectError, Fabric, FabricKind, LinkConfig, RejectReason, SetupError};
 use crate::units::LaneToken;
 
-/// How long a peer's machine may leave bytes unacknowledged before the link counts as dead. (Its kernel answers, so a
-/// busy or stopped process is not meant; unless its buffers stay full for as long.)
+/// How long the machine of an idle peer may say nothing before the link counts as dead. (Its kernel answers, so a busy
+/// or stopped process is not meant.) It is for who owes and is owed nothing: a client that waits has a patience of its
+/// own, and a server ends the lanes of a session that it has not heard of for long. `TCP_USER_TIMEOUT` would cut both
+/// short, and end a lane whose peer has no room for a while.
 const PEER_SILENCE: Duration = Duration::from_secs(10);
+/// Of that, how often the peer is asked in vain at the end.
+const PROBES: u32 = 5;
 
 /// The fabric itself: it has no state.
 #[derive(Clone, Copy, Debug, Default)]
@@ -188,8 +192,8 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, PEER_SILENCE / 2)?;
-    sockopt::set_tcp_keepintvl(stream, PEER_SILENCE / 10)?;
-    sockopt::set_tcp_user_timeout(stream, PEER_SILENCE.as_millis() as u32)?;
+    sockopt::set_tcp_keepintvl(stream, PEER_SILENCE / 2 / PROBES)?;
+    sockopt::set_tcp_keepcnt(stream, PROBES)?;
     Ok(())
 }
 

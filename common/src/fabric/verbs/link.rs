@@ -249,7 +249,8 @@ impl VerbsLink {
                     EventKind::DeviceRemoval => LinkDown::Failed("the RDMA device was removed".into()),
                     _ => continue,
                 },
-                Err(error) => LinkDown::Failed(error.to_string()),
+                // It may well fail the next time, too.
+                Err(error) => return self.set_down(LinkDown::Failed(error.to_string())),
             };
             self.set_down(why);
         }
