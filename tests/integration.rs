@@ -14,6 +14,7 @@ mod cases {
     mod errors;
     mod files;
     mod handshake;
+    mod hang;
     mod idle;
     mod interop;
     mod lanes;

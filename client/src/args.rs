@@ -208,20 +208,27 @@ pub fn parse_spin(text: &str) -> Result<Spin, String> {
     if text == "always" { Ok(Spin::Always) } else { parse_time(text).map(Spin::For) }
 }
 
+/// The longest time, for which kernels stand too: times are computed with, and more is the same as for ever.
+const LONGEST: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
 /// A time as people write it: `0`, `20us`, `5ms`, `30s`, `2min`.
 pub fn parse_time(text: &str) -> Result<Duration, String> {
     let wrong = || format!("\"{text}\" is no time; write a whole number with us, ms, s or min, such as 30s");
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let number: u64 = number.parse().map_err(|_| wrong())?;
-    match unit {
-        "us" | "µs" => Ok(Duration::from_micros(number)),
-        "ms" => Ok(Duration::from_millis(number)),
-        "s" => Ok(Duration::from_secs(number)),
-        "min" => number.checked_mul(60).map(Duration::from_secs).ok_or_else(wrong),
-        "" if number == 0 => Ok(Duration::ZERO),
-        _ => Err(wrong()),
+    let time = match unit {
+        "us" | "µs" => Duration::from_micros(number),
+        "ms" => Duration::from_millis(number),
+        "s" => Duration::from_secs(number),
+        "min" => Duration::from_secs(number.saturating_mul(60)),
+        "" if number == 0 => Duration::ZERO,
+        _ => return Err(wrong()),
+    };
+    if time > LONGEST {
+        return Err(format!("\"{text}\" is longer than 30 days (43200min), which is the most"));
     }
+    Ok(time)
 }
 
 #[cfg(test)]
@@ -245,8 +252,12 @@ mod tests {
         assert_eq!(parse_time("30s"), Ok(Duration::from_secs(30)));
         assert_eq!(parse_time("2min"), Ok(Duration::from_secs(120)));
         assert_eq!(parse_time("0"), Ok(Duration::ZERO));
-        for text in ["", "5", "s", "5h", "-1s", "1.5s", "99999999999999999999s", "18446744073709551615min"] {
+        for text in ["", "5", "s", "5h", "-1s", "1.5s", "99999999999999999999s"] {
             assert!(parse_time(text).is_err(), "{text}");
+        }
+        assert_eq!(parse_time("43200min"), Ok(LONGEST));
+        for text in ["2592001s", "18446744073709551615s", "18446744073709551615min"] {
+            assert!(parse_time(text).unwrap_err().contains("30 days"), "{text}");
         }
         assert_eq!(parse_spin("always"), Ok(Spin::Always));
     }

@@ -93,6 +93,7 @@ A relative PATH counts from the working directory, or from the folder of the fil
 A FAULT is WHICH:WHAT[,WHAT…]. WHICH is read, write, flush, trim, zero or all. WHAT is
   error=EIO             fail (or ENOSPC, EROFS, EOPNOTSUPP); a failed flush stays failed
   delay=5ms             answer later (or exp:2ms, uniform:1ms..3ms; seed=N repeats them)
+  hang                  with delay=TIME: the store hangs, so that the lane cannot end sooner
   short                 have the kernel move less than it was asked for, and go on
   count                 log each with its number
   every=N, after=N, once, range=1M-2M

@@ -1,6 +1,7 @@
 //! Named exports, the gates to them, and the lease that lets one client write.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,10 @@ use crate::store::{Store, Target};
 
 /// Bytes that a transfer should have to be fast, as told to programs.
 const PREFERRED_BLOCK: u32 = 4096;
+
+/// How long the lanes of a writer whose right is taken may take to end. What a dead network or card takes is less; a disk
+/// that does not answer takes as long as it likes.
+const FENCING: Duration = Duration::from_secs(5);
 
 /// One export.
 pub struct Export {
@@ -43,6 +48,8 @@ pub struct Export {
     pub totals: Totals,
     /// The last request that its store could not do.
     pub(crate) failure: LastFailure,
+    /// Its lanes that are alive, of all sessions.
+    pub(crate) lanes: AtomicUsize,
     lease: Mutex<Option<Lease>>,
 }
 
@@ -63,10 +70,7 @@ pub(crate) struct Writing {
 
 impl Drop for Writing {
     fn drop(&mut self) {
-        let mut lease = self.export.lease();
-        if lease.as_ref().is_some_and(|lease| lease.holder == self.session) {
-            *lease = None;
-        }
+        self.export.end_lease(self.session);
     }
 }
 
@@ -86,6 +90,7 @@ impl Export {
             verbs: Vec::new(),
             totals: Totals::default(),
             failure: LastFailure::default(),
+            lanes: AtomicUsize::new(0),
             lease: Mutex::new(None),
         })
     }
@@ -139,12 +144,12 @@ impl Export {
         (!troubles.is_empty()).then(|| troubles.join("; "))
     }
 
-    /// Gives the right to write to a session. With `steal`, the old holder's lanes are torn down first, which blocks
-    /// until they are: a late write of theirs cannot land.
+    /// Gives the right to write to a session. With `steal`, the old holder's lanes are torn down first: a late write of
+    /// theirs cannot land.
     ///
     /// # Errors
-    /// A refusal that names the holder and since when.
-    pub(crate) fn start_writing(
+    /// A refusal that names the holder and since when, or says that its lanes do not end.
+    pub(crate) async fn start_writing(
         self: &Arc<Self>,
         session: SessionId,
         client: &Name,
@@ -157,31 +162,53 @@ impl Export {
         if self.shared {
             return Ok(None);
         }
-        loop {
-            let mut lease = self.lease();
-            let Some(held) = lease.clone() else {
-                *lease = Some(Lease {
-                    holder: session,
-                    client: client.clone(),
-                    since: Instant::now(),
-                    lanes: lanes.clone(),
-                });
-                return Ok(Some(Writing { export: self.clone(), session }));
-            };
-            drop(lease);
+        let wanted =
+            Lease { holder: session, client: client.clone(), since: Instant::now(), lanes: lanes.clone() };
+        let deadline = tokio::time::Instant::now() + FENCING;
+        while let Err(held) = self.take_lease(&wanted) {
             if !steal {
                 return Err(Refusal::busy(
                     held.client.as_str(),
                     held.since.elapsed().max(Duration::from_secs(1)),
                 ));
             }
-            tracing::warn!("{client} takes the right to write to {} from {}", self.name, held.client);
-            held.lanes.fence();
-            let mut lease = self.lease();
-            if lease.as_ref().is_some_and(|lease| lease.holder == held.holder) {
-                *lease = None;
+            tracing::warn!("{client} ends the session of {} to write to {} itself", held.client, self.name);
+            if tokio::time::timeout_at(deadline, held.lanes.fence()).await.is_err() {
+                return Err(self.not_fenced(&held));
+            }
+            self.end_lease(held.holder);
+        }
+        Ok(Some(Writing { export: self.clone(), session }))
+    }
+
+    /// Takes the right to write, or says who has it.
+    fn take_lease(&self, wanted: &Lease) -> Result<(), Lease> {
+        let mut lease = self.lease();
+        match &*lease {
+            Some(held) => Err(held.clone()),
+            None => {
+                *lease = Some(wanted.clone());
+                Ok(())
             }
         }
+    }
+
+    /// Takes the right to write from a session whose lanes have ended, if it still has it.
+    fn end_lease(&self, session: SessionId) {
+        let mut lease = self.lease();
+        if lease.as_ref().is_some_and(|lease| lease.holder == session) {
+            *lease = None;
+        }
+    }
+
+    fn not_fenced(&self, held: &Lease) -> Refusal {
+        let text = format!(
+            "{} was told to stop, but its last requests have not ended for {} s, and until they have nobody else may \
+             write: the server's file or disk does not answer. Look at the server's kernel log (dmesg), and try again",
+            held.client,
+            FENCING.as_secs()
+        );
+        Refusal::new(Status::Busy, &text)
     }
 
     fn lease(&self) -> std::sync::MutexGuard<'_, Option<Lease>> {

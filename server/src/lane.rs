@@ -9,7 +9,7 @@ mod staged;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kaeru_common::fabric::{Fabric, Incoming, Link, LinkConfig, RejectReason};
@@ -31,10 +31,15 @@ pub(crate) struct Lanes {
     stop: OwnedFd,
     /// What the threads look at between two operations.
     stopped: AtomicBool,
-    /// Wakes the session.
-    told: watch::Sender<bool>,
-    live: Mutex<usize>,
-    ended: Condvar,
+    /// Wakes sessions.
+    census: watch::Sender<Census>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Census {
+    live: usize,
+    /// Whether none may come in any more.
+    closed: bool,
 }
 
 impl Lanes {
@@ -44,18 +49,12 @@ impl Lanes {
     /// Where the process has no descriptor left.
     pub(crate) fn new() -> std::io::Result<Arc<Self>> {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Arc::new(Self {
-            stop,
-            stopped: AtomicBool::new(false),
-            told: watch::Sender::new(false),
-            live: Mutex::new(0),
-            ended: Condvar::new(),
-        }))
+        Ok(Arc::new(Self { stop, stopped: AtomicBool::new(false), census: watch::Sender::default() }))
     }
 
     /// How many are alive.
     pub(crate) fn live(&self) -> usize {
-        *self.lock()
+        self.census.borrow().live
     }
 
     /// Whether the session was fenced.
@@ -63,46 +62,51 @@ impl Lanes {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// Ends all lanes and lets none in any more. Returns when the last link is torn down, so nothing of this session
-    /// can touch the export's memory after it.
-    pub(crate) fn fence(&self) {
-        let mut live = self.lock();
+    /// Ends all lanes and lets none in any more. Resolves when the last link is torn down, so nothing of this session
+    /// can touch the export's memory after it. That is never while a disk does not answer: whoever cannot wait for
+    /// ever gives up, and the lanes end nevertheless.
+    pub(crate) async fn fence(&self) {
+        self.stop();
+        // The sender lives in `self`, so waiting cannot fail.
+        let _ = self.census.subscribe().wait_for(|census| census.live == 0).await;
+    }
+
+    fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
+        self.census.send_modify(|census| census.closed = true);
         // Never read back, so it wakes every lane; it can only be full already.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
-        self.told.send_replace(true);
-        while *live > 0 {
-            live = self.ended.wait(live).unwrap_or_else(PoisonError::into_inner);
-        }
     }
 
     /// Resolves when the session was fenced.
     pub(crate) async fn until_stopped(&self) {
-        // The sender lives in `self`, so waiting cannot fail.
-        let _ = self.told.subscribe().wait_for(|&stopped| stopped).await;
+        // As above.
+        let _ = self.census.subscribe().wait_for(|census| census.closed).await;
     }
 
-    fn enter(self: &Arc<Self>) -> Option<LiveLane> {
-        let mut live = self.lock();
-        if self.is_stopped() || *live >= MAX_LANES {
-            return None;
-        }
-        *live += 1;
-        Some(LiveLane(self.clone()))
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, usize> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    fn enter(self: &Arc<Self>, export: &Arc<Export>) -> Option<LiveLane> {
+        let entered = self.census.send_if_modified(|census| {
+            let has_room = !census.closed && census.live < MAX_LANES;
+            census.live += usize::from(has_room);
+            has_room
+        });
+        entered.then(|| {
+            export.lanes.fetch_add(1, Ordering::Relaxed);
+            LiveLane { lanes: self.clone(), export: export.clone() }
+        })
     }
 }
 
 /// Counts a lane as alive.
-struct LiveLane(Arc<Lanes>);
+struct LiveLane {
+    lanes: Arc<Lanes>,
+    export: Arc<Export>,
+}
 
 impl Drop for LiveLane {
     fn drop(&mut self) {
-        *self.0.lock() -= 1;
-        self.0.ended.notify_all();
+        self.export.lanes.fetch_sub(1, Ordering::Relaxed);
+        self.lanes.census.send_modify(|census| census.live -= 1);
     }
 }
 
@@ -133,7 +137,18 @@ pub(crate) struct Admission {
 
 /// The tokens that were given and not yet used.
 #[derive(Default)]
-pub(crate) struct Tokens(Mutex<HashMap<LaneToken, (Admission, Instant)>>);
+pub(crate) struct Tokens(Mutex<HashMap<LaneToken, Issued>>);
+
+struct Issued {
+    admission: Admission,
+    born: Instant,
+}
+
+impl Issued {
+    fn is_good(&self) -> bool {
+        self.born.elapsed() < TOKEN_LIFE && !self.admission.lanes.is_stopped()
+    }
+}
 
 impl Tokens {
     /// A token for `admission`, good once and for a short time.
@@ -144,23 +159,24 @@ impl Tokens {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes)?;
         let mut tokens = self.lock();
-        tokens.retain(|_, (admission, born)| born.elapsed() < TOKEN_LIFE && !admission.lanes.is_stopped());
-        tokens.insert(LaneToken(bytes), (admission, Instant::now()));
+        tokens.retain(|_, issued| issued.is_good());
+        tokens.insert(LaneToken(bytes), Issued { admission, born: Instant::now() });
         Ok(LaneToken(bytes))
     }
 
-    /// How many tokens of this session are waiting to be used.
+    /// How many tokens of this session may still be used.
     pub(crate) fn waiting(&self, lanes: &Arc<Lanes>) -> usize {
-        self.lock().values().filter(|(admission, _)| Arc::ptr_eq(&admission.lanes, lanes)).count()
+        let counts = |issued: &&Issued| issued.is_good() && Arc::ptr_eq(&issued.admission.lanes, lanes);
+        self.lock().values().filter(counts).count()
     }
 
     /// What `token` lets in. It is used up.
     pub(crate) fn redeem(&self, token: &LaneToken) -> Option<Admission> {
-        let (admission, born) = self.lock().remove(token)?;
-        (born.elapsed() < TOKEN_LIFE).then_some(admission)
+        let issued = self.lock().remove(token)?;
+        issued.is_good().then_some(issued.admission)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<LaneToken, (Admission, Instant)>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<LaneToken, Issued>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -182,7 +198,9 @@ where
     I: Incoming + 'static,
     I::Fabric: Gates,
 {
-    let Some(live) = admission.lanes.enter() else { return incoming.reject(RejectReason::NoResources) };
+    let Some(live) = admission.lanes.enter(&admission.export) else {
+        return incoming.reject(RejectReason::NoResources);
+    };
     let name = format!("lane-{}-{}", admission.export.name, admission.number);
     let run = move || {
         match accept(incoming, &admission, responder_depth) {
@@ -254,7 +272,7 @@ fn look_after(mut link: impl Link, lanes: &Lanes) {
         if link.poll(&mut done) {
             done.clear();
             link.submit();
-        } else if !link.arm() {
+        } else if link.down().is_none() && !link.arm() {
             let mut fds = [
                 PollFd::from_borrowed_fd(link.wait_fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(lanes.stop.as_fd(), PollFlags::IN),
@@ -267,5 +285,54 @@ fn look_after(mut link: impl Link, lanes: &Lanes) {
     match link.down() {
         Some(why) => tracing::debug!("a lane over {} ended: {why}", link.kind()),
         None => tracing::debug!("a lane over {} was fenced", link.kind()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{ExportConfig, StoreConfig};
+    use crate::store::Null;
+
+    fn admission() -> Admission {
+        let config = ExportConfig {
+            name: "x".parse().unwrap(),
+            store: StoreConfig::Null(4096),
+            read_only: false,
+            shared: false,
+        };
+        let store = Store::Null(Null::new(4096).unwrap());
+        let export = Arc::new(Export::new(&config, store).unwrap());
+        Admission { lanes: Lanes::new().unwrap(), export, write: true, way: Way::Tcp, number: 0 }
+    }
+
+    #[test]
+    fn a_token_that_is_too_old_counts_for_nothing() {
+        let (tokens, admission) = (Tokens::default(), admission());
+        let young = tokens.issue(admission.clone()).unwrap();
+        let old = tokens.issue(admission.clone()).unwrap();
+        assert_eq!(tokens.waiting(&admission.lanes), 2);
+        let born = Instant::now().checked_sub(TOKEN_LIFE).unwrap();
+        tokens.lock().get_mut(&old).unwrap().born = born;
+        assert_eq!(tokens.waiting(&admission.lanes), 1, "a session is not to run out of lanes that way");
+        assert!(tokens.redeem(&old).is_none());
+        assert!(tokens.redeem(&young).is_some());
+    }
+
+    #[tokio::test]
+    async fn a_fence_is_not_complete_before_the_last_lane_has_ended() {
+        let Admission { lanes, export, .. } = admission();
+        let live = lanes.enter(&export).unwrap();
+        let mut fence = Box::pin(lanes.fence());
+        assert!(at_once(&mut fence).await.is_none(), "a lane is alive");
+        assert!(lanes.enter(&export).is_none(), "and none comes in any more");
+        drop(live);
+        assert!(at_once(&mut fence).await.is_some());
+        assert_eq!(export.lanes.load(Ordering::Relaxed), 0);
+    }
+
+    /// What a future comes to, if it is ready.
+    async fn at_once<T>(future: &mut (impl Future<Output = T> + Unpin)) -> Option<T> {
+        tokio::time::timeout(Duration::ZERO, future).await.ok()
     }
 }

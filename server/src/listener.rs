@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kaeru_common::fabric::handshake::{HandshakeError, LaneReject, LaneRequest, MAGIC as LANE_MAGIC};
 use kaeru_common::fabric::tcp;
@@ -29,11 +29,14 @@ const STRANGERS: usize = 512;
 const CONNECTIONS: usize = 1024;
 /// A pause after accepting failed, as it does while the process has no descriptor left.
 const BREATHER: Duration = Duration::from_millis(50);
+/// Time between two words about connections that cannot be taken.
+const SILENCE: Duration = Duration::from_secs(5);
 
 /// Takes connections until the server stops; returns when every session has ended.
 pub(crate) async fn listen(listener: TcpListener, shared: Arc<Shared>, mut stopping: watch::Receiver<bool>) {
     let mut tasks = JoinSet::new();
     let mut strangers: VecDeque<(watch::Receiver<bool>, AbortHandle)> = VecDeque::new();
+    let mut last_word = None;
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -49,7 +52,9 @@ pub(crate) async fn listen(listener: TcpListener, shared: Arc<Shared>, mut stopp
                     oldest.abort();
                 }
                 if tasks.len() >= CONNECTIONS {
-                    tracing::warn!("{peer} is turned away: there are {CONNECTIONS} connections already");
+                    if is_due(&mut last_word) {
+                        tracing::warn!("{peer} is turned away: there are {CONNECTIONS} connections already");
+                    }
                     continue;
                 }
                 let (say, known) = watch::channel(false);
@@ -57,13 +62,33 @@ pub(crate) async fn listen(listener: TcpListener, shared: Arc<Shared>, mut stopp
                 strangers.push_back((known, tasks.spawn(task)));
             }
             Err(error) => {
-                tracing::warn!("could not accept a connection: {error}");
+                if is_due(&mut last_word) {
+                    tracing::warn!(
+                        "connections are not taken at the moment: {error}; if the limit of open files is the cause \
+                         (ulimit -n), raise it"
+                    );
+                }
                 tokio::time::sleep(BREATHER).await;
             }
         }
     }
     drop(listener);
+    // Nobody waits for those who have not said what they are, and have nothing yet.
+    for (known, stranger) in strangers {
+        if !*known.borrow() {
+            stranger.abort();
+        }
+    }
     while tasks.join_next().await.is_some() {}
+}
+
+/// Whether it is time for another word, which is then the last.
+fn is_due(last_word: &mut Option<Instant>) -> bool {
+    let due = last_word.is_none_or(|last: Instant| last.elapsed() >= SILENCE);
+    if due {
+        *last_word = Some(Instant::now());
+    }
+    due
 }
 
 /// Finds out what a connection is, and makes it that.

@@ -1,6 +1,7 @@
 //! One client's control stream: bytes and timers in and out of the session core, and the decisions that it asks for.
 
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,8 +10,8 @@ use kaeru_common::cpu;
 use kaeru_common::error::Status;
 use kaeru_common::fabric::FabricKind;
 use kaeru_common::host::Host;
-use kaeru_common::session::CloseReason;
 use kaeru_common::session::server::{Event, Server as Core};
+use kaeru_common::session::{CloseReason, Misuse};
 use kaeru_common::units::{Epoch, SessionId};
 use kaeru_common::wire::MAX_LANES;
 use kaeru_common::wire::control::{
@@ -43,7 +44,7 @@ pub(crate) async fn run(
     let peer = stream.peer_addr().map_or_else(|_| "a client".to_owned(), |peer| peer.to_string());
     let mut core = Core::new(Instant::now(), shared.session_config(local));
     core.handle_bytes(Instant::now(), early);
-    let session = Session { shared, local, peer, greeted: None, attached: None, known };
+    let session = Session { shared, local, peer, greeted: None, attaching: None, attached: None, known };
     session.drive(core, stream, stopping).await;
 }
 
@@ -55,8 +56,12 @@ struct Session {
     peer: String,
     greeted: Option<Hello>,
     known: watch::Sender<bool>,
+    attaching: Option<Attaching>,
     attached: Option<Attached>,
 }
+
+/// An attach under way. It may wait for another session's lanes to end; dropping it gives everything back.
+type Attaching = Pin<Box<dyn Future<Output = Result<(Attached, Granted), Refusal>> + Send>>;
 
 /// What a session holds while it is attached. Dropping it does not fence; [`Session::release`] does.
 struct Attached {
@@ -82,6 +87,7 @@ impl Session {
                 core.poll_transmit(&mut output);
             }
             if let Some(reason) = closed {
+                self.attaching = None;
                 core.poll_transmit(&mut output);
                 self.release().await;
                 // The last words; a client that does not take them has gone anyway.
@@ -113,10 +119,11 @@ impl Session {
                     }
                 }
                 () = timer => core.handle_timeout(Instant::now()),
+                outcome = done(&mut self.attaching) => self.answer_attach(&mut core, outcome),
                 _ = stopping.wait_for(|&stopping| stopping) => {
                     core.goodbye(Refusal::new(Status::ShuttingDown, "kaerud was stopped"));
                 }
-                () = self.fenced() => {
+                () = fenced(self.attached.as_ref()) => {
                     core.goodbye(Refusal::new(Status::Busy, "another client took the right to write"));
                 }
             }
@@ -138,13 +145,12 @@ impl Session {
                     Ok(facts) => core.describe(facts),
                     Err(refusal) => core.refuse(refusal),
                 },
-                Event::AttachWanted(attach) => match self.attach(attach).await {
-                    Ok(granted) => core.grant(granted),
-                    Err(refusal) => {
-                        tracing::info!("{} is refused: {refusal}", self.who());
-                        core.refuse(refusal)
-                    }
-                },
+                Event::AttachWanted(wanted) => {
+                    // It may take long, and the client may go away meanwhile.
+                    let (shared, hello) = (self.shared.clone(), self.greeted.clone());
+                    self.attaching = Some(Box::pin(attach(shared, self.local, hello, wanted)));
+                    Ok(())
+                }
                 Event::LaneWanted(wanted) => match self.lane(wanted) {
                     Ok(ticket) => core.lane_token(ticket),
                     Err(refusal) => core.refuse(refusal),
@@ -155,66 +161,39 @@ impl Session {
                 }
                 Event::Closed(reason) => return Some(reason),
             };
-            if let Err(misuse) = answered {
-                tracing::warn!("a decision for {} came too late: {misuse}", self.who());
-            }
+            self.note_misuse(answered);
         }
         None
+    }
+
+    fn answer_attach(&mut self, core: &mut Core, outcome: Result<(Attached, Granted), Refusal>) {
+        self.attaching = None;
+        let answered = match outcome {
+            Ok((attached, granted)) => {
+                let mode = if attached.write { "read and write" } else { "read" };
+                let (export, id) = (&attached.export.name, attached.id);
+                tracing::info!("{} attached {export} to {mode} (session {id})", self.who());
+                self.attached = Some(attached);
+                core.grant(granted)
+            }
+            Err(refusal) => {
+                tracing::info!("{} is refused: {refusal}", self.who());
+                core.refuse(refusal)
+            }
+        };
+        self.note_misuse(answered);
+    }
+
+    fn note_misuse(&self, answered: Result<(), Misuse>) {
+        if let Err(misuse) = answered {
+            tracing::warn!("a decision for {} came too late: {misuse}", self.who());
+        }
     }
 
     fn list(&self) -> Exports {
         let exports = self.shared.exports.values().map(|export| export.info()).collect();
         let cpu_us = u64::try_from(cpu::process().as_micros()).unwrap_or(u64::MAX);
         Exports { exports: bounded(exports), cpu_us }
-    }
-
-    async fn attach(&mut self, wanted: Attach) -> Result<Granted, Refusal> {
-        let hello =
-            self.greeted.clone().ok_or_else(|| Refusal::new(Status::BadRequest, "hello comes first"))?;
-        let export = self.shared.exports.get(&wanted.export).cloned().ok_or_else(|| {
-            let known: Vec<&str> = self.shared.exports.keys().map(|name| name.as_str()).collect();
-            Refusal::new(
-                Status::UnknownExport,
-                &format!("\"{}\"; there are: {}", wanted.export, known.join(", ")),
-            )
-        })?;
-        let lanes = Lanes::new().map_err(|error| Refusal::new(Status::NoResources, &error.to_string()))?;
-        let id = self.shared.new_session_id()?;
-        let write = !wanted.read_only && !export.read_only;
-        let (local, shared) = (self.local, self.shared.clone());
-        // Registering memory and fencing an old writer may take a while: not on this thread.
-        let job = {
-            let (export, lanes) = (export.clone(), lanes.clone());
-            move || {
-                let writing = match write {
-                    true => export.start_writing(id, &hello.client, &lanes, wanted.steal)?,
-                    false => None,
-                };
-                let (paths, ways) = paths(&export, write, local, &shared)?;
-                Ok::<_, Refusal>((writing, paths, ways))
-            }
-        };
-        let (writing, paths, ways) = tokio::task::spawn_blocking(job)
-            .await
-            .map_err(|error| Refusal::new(Status::Internal, &error.to_string()))??;
-        let granted = Granted {
-            session: id,
-            epoch: Epoch(0),
-            boot_id: export.boot_id,
-            size: export.store.size(),
-            read_only: !write,
-            blocks: export.blocks(),
-            volatile: export.store.volatile(),
-            grant: match *export.store {
-                Store::Ram(_) => Grant::Direct { paths },
-                Store::Null(_) => Grant::Null { paths },
-                Store::Staged(_) => Grant::Staged { paths },
-            },
-        };
-        let mode = if write { "read and write" } else { "read" };
-        tracing::info!("{} attached {} to {mode} (session {id})", self.who(), export.name);
-        self.attached = Some(Attached { id, export, write, lanes, ways, next_lane: 0, _writing: writing });
-        Ok(granted)
     }
 
     fn lane(&mut self, wanted: OpenLane) -> Result<LaneTicket, Refusal> {
@@ -248,19 +227,8 @@ impl Session {
     /// Fences the session's lanes, then lets others write.
     async fn release(&mut self) {
         let Some(attached) = self.attached.take() else { return };
-        let lanes = attached.lanes.clone();
-        if let Err(error) = tokio::task::spawn_blocking(move || lanes.fence()).await {
-            tracing::error!("could not fence session {}: {error}", attached.id);
-        }
+        attached.lanes.fence().await;
         tracing::info!("{} is detached from {} (session {})", self.who(), attached.export.name, attached.id);
-    }
-
-    /// Resolves when somebody else fenced this session to take its lease.
-    async fn fenced(&self) {
-        match &self.attached {
-            Some(attached) => attached.lanes.until_stopped().await,
-            None => std::future::pending().await,
-        }
     }
 
     fn who(&self) -> String {
@@ -278,6 +246,67 @@ impl Session {
             _ => tracing::debug!("the session of {} ended: {reason}", self.who()),
         }
     }
+}
+
+/// What an attach came to, once it is done.
+async fn done(attaching: &mut Option<Attaching>) -> Result<(Attached, Granted), Refusal> {
+    match attaching {
+        Some(attaching) => attaching.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Resolves when somebody else fenced this session to take its lease.
+async fn fenced(attached: Option<&Attached>) {
+    match attached {
+        Some(attached) => attached.lanes.until_stopped().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Decides on an attach, and gets what it needs.
+async fn attach(
+    shared: Arc<Shared>,
+    local: SocketAddr,
+    hello: Option<Hello>,
+    wanted: Attach,
+) -> Result<(Attached, Granted), Refusal> {
+    let hello = hello.ok_or_else(|| Refusal::new(Status::BadRequest, "hello comes first"))?;
+    let export = shared.exports.get(&wanted.export).cloned().ok_or_else(|| {
+        let known: Vec<&str> = shared.exports.keys().map(|name| name.as_str()).collect();
+        let text = format!("\"{}\"; there are: {}", wanted.export, known.join(", "));
+        Refusal::new(Status::UnknownExport, &text)
+    })?;
+    let lanes = Lanes::new().map_err(|error| Refusal::new(Status::NoResources, &error.to_string()))?;
+    let id = shared.new_session_id()?;
+    let write = !wanted.read_only && !export.read_only;
+    let writing = match write {
+        true => export.start_writing(id, &hello.client, &lanes, wanted.steal).await?,
+        false => None,
+    };
+    // Registering memory may take a while: not on this thread.
+    let job = {
+        let export = export.clone();
+        move || paths(&export, write, local, &shared)
+    };
+    let (paths, ways) = tokio::task::spawn_blocking(job)
+        .await
+        .map_err(|error| Refusal::new(Status::Internal, &error.to_string()))??;
+    let granted = Granted {
+        session: id,
+        epoch: Epoch(0),
+        boot_id: export.boot_id,
+        size: export.store.size(),
+        read_only: !write,
+        blocks: export.blocks(),
+        volatile: export.store.volatile(),
+        grant: match *export.store {
+            Store::Ram(_) => Grant::Direct { paths },
+            Store::Null(_) => Grant::Null { paths },
+            Store::Staged(_) => Grant::Staged { paths },
+        },
+    };
+    Ok((Attached { id, export, write, lanes, ways, next_lane: 0, _writing: writing }, granted))
 }
 
 /// What this machine is. Some of the files take their time, so they are not read on this thread.

@@ -1,5 +1,6 @@
 //! How exports are and what they did, in words. A list tells clients the same; see [`Export::info`].
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -24,6 +25,14 @@ impl Overview {
     /// A line for each export: what its lanes did so far, and what is wrong with it.
     pub fn lines(&self) -> Vec<String> {
         self.0.exports.values().map(|export| line(export)).collect()
+    }
+
+    /// A line for each export that has lanes still: what a server that stops waits for.
+    pub fn waited_for(&self) -> Vec<String> {
+        let lanes = |export: &Export| export.lanes.load(Ordering::Relaxed);
+        let waiting = self.0.exports.values().filter(|export| lanes(export) > 0);
+        let line = |export: &Arc<Export>| format!("export {} (lanes alive: {})", export.name, lanes(export));
+        waiting.map(line).collect()
     }
 
     /// Logs these lines, at whatever level the log is.

@@ -14,7 +14,7 @@ use kaeru_common::wire::{CONTROL_PREAMBLE, MAX_REQUEST_BYTES, Message};
 
 use crate::harness::client::{Nbd, run_kaeru};
 use crate::harness::nbd::Raw;
-use crate::harness::process::eventually;
+use crate::harness::process::{binary, eventually};
 use crate::harness::random::Random;
 use crate::harness::server::Server;
 
@@ -236,4 +236,30 @@ fn three_hundred_half_open_connections_stop_nobody() {
     eventually("strangers are dropped", || process.descriptors() <= bothered.descriptors);
     drop(half_open);
     bothered.end();
+}
+
+#[test]
+fn a_stranger_who_says_nothing_delays_no_stop() {
+    let mut server = Server::start(&["--ram", "scratch=1M"]);
+    let before = server.process.descriptors();
+    let silent = [(); 3].map(|()| TcpStream::connect(server.address).unwrap());
+    (&silent[1]).write_all(&CONTROL_PREAMBLE).unwrap();
+    eventually("they are taken", || server.process.descriptors() >= before + silent.len());
+    let (code, took) = server.process.terminate();
+    assert_eq!(code, Some(0));
+    assert!(took < Duration::from_secs(3), "{took:?}");
+}
+
+#[test]
+fn a_server_without_descriptors_says_so_now_and_then() {
+    let mut limited = std::process::Command::new("sh");
+    limited.args(["-c", "ulimit -n 32; exec \"$0\" \"$@\""]).arg(binary("kaerud"));
+    let server = Server::started_by(limited, &["--ram", "scratch=1M"]);
+    let strangers = [(); 40].map(|()| TcpStream::connect(server.address).unwrap());
+    let complaints = || server.process.errors().matches("Too many open files").count();
+    eventually("it says what it lacks", || complaints() > 0);
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(complaints() <= 2, "{} complaints", complaints());
+    drop(strangers);
+    run_kaeru(&["ls", &server.address.to_string()]).success();
 }

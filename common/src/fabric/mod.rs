@@ -481,7 +481,8 @@ pub trait Link: Send {
     fn submit(&mut self);
 
     /// Serves the peer and moves finished operations to `done`, as many as its spare capacity holds (it never grows).
-    /// Returns whether anything at all happened.
+    /// Returns whether anything at all happened. To meet the end of the link is something, even where nothing comes back
+    /// for it: whoever sleeps after a poll that found nothing would sleep through it.
     fn poll(&mut self, done: &mut Vec<Completion>) -> bool;
 
     /// Asks for a wake-up on [`Self::wait_fd`]. `true`: something happened meanwhile, so poll instead of sleeping.

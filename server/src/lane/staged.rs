@@ -428,11 +428,16 @@ fn count(counters: &LaneCounters, request: &Request, result: Result<(), Status>,
 
 /// Extents as a reply lists them.
 fn listed(found: &[store::Extent]) -> BoundedList<Extent, REPLY_EXTENTS> {
-    let listed = found.iter().take(REPLY_EXTENTS).map(|extent| Extent {
-        length: u32::try_from(extent.length).unwrap_or(u32::MAX),
-        hole: !extent.allocated,
-    });
-    BoundedList::new(listed.collect()).unwrap_or_default()
+    let mut listed = Vec::with_capacity(REPLY_EXTENTS);
+    for extent in found.iter().take(REPLY_EXTENTS) {
+        let length = u32::try_from(extent.length);
+        listed.push(Extent { length: length.unwrap_or(u32::MAX), hole: !extent.allocated });
+        // The next one does not begin where the part of this one ends.
+        if length.is_err() {
+            break;
+        }
+    }
+    BoundedList::new(listed).unwrap_or_default()
 }
 
 /// Nanoseconds since `begun`, as a reply carries them.
@@ -442,4 +447,18 @@ fn nanos(begun: Instant) -> u32 {
 
 fn clamped(nanos: u128) -> u32 {
     u32::try_from(nanos).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_listed_is_consecutive_even_where_an_extent_is_too_long() {
+        let extent = |length, allocated| store::Extent { length, allocated };
+        let listed = |found: &[_]| listed(found).iter().map(|it| (it.length, it.hole)).collect::<Vec<_>>();
+        let most = u64::from(u32::MAX);
+        assert_eq!(listed(&[extent(most, true), extent(1, false)]), [(u32::MAX, false), (1, true)]);
+        assert_eq!(listed(&[extent(most + 1, false), extent(1, true)]), [(u32::MAX, true)]);
+    }
 }

@@ -25,9 +25,12 @@ use super::staged::{Kind, Staged};
 use super::syncs::Syncs;
 use super::uring;
 
-/// How long a lock of somebody else is waited for: the kernel takes a killed server's rings apart, which keep its files
-/// open, only after the process is gone.
+/// How long somebody else who is known to be in the way is waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The same for somebody who cannot be named, as a server that was killed: the kernel takes its rings apart, which keep
+/// its files and disks open, after the process is gone and once what they had under way is done.
+const LONG_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The logical block unless told otherwise.
 const BLOCK: u32 = 512;
@@ -188,8 +191,14 @@ impl Opening<'_> {
         // A disk that the kernel itself holds is refused even where /proc and /sys do not tell who does.
         let exclusive = self.options.target == Target::Disk && !self.options.force;
         let flags = if exclusive { OFlags::EXCL } else { OFlags::empty() };
-        let open =
-            |write| File::options().read(true).write(write).custom_flags(flags.bits() as i32).open(self.path);
+        let open = |write| {
+            let mut options = File::options();
+            options.read(true).write(write).custom_flags(flags.bits() as i32);
+            patiently(
+                || options.open(self.path),
+                |error| (error.raw_os_error() == Some(libc::EBUSY)).then(|| self.disk_holder()),
+            )
+        };
         if !self.options.read_only && !self.is_marked_read_only() {
             match open(true) {
                 Ok(file) => return Ok((file, false)),
@@ -218,17 +227,18 @@ impl Opening<'_> {
         }
     }
 
+    fn disk_holder(&self) -> Option<Holder> {
+        fs::metadata(self.path).ok().and_then(|metadata| self.system.disk_holder(metadata.rdev()))
+    }
+
     fn cannot_open(&self, source: io::Error) -> OpenError {
         let path = self.path.to_owned();
         match source.raw_os_error() {
             Some(libc::EBUSY) => {
-                let holder = fs::metadata(self.path)
-                    .ok()
-                    .and_then(|metadata| self.system.disk_holder(metadata.rdev()))
-                    .map_or_else(
-                        || "another program or the kernel holds it (see lsblk and fuser)".to_owned(),
-                        |holder| holder.to_string(),
-                    );
+                let holder = self.disk_holder().map_or_else(
+                    || "another program or the kernel holds it (see lsblk and fuser)".to_owned(),
+                    |holder| holder.to_string(),
+                );
                 OpenError::InUse { path, holder }
             }
             Some(libc::EACCES | libc::EPERM) => OpenError::Open {
@@ -260,7 +270,11 @@ impl Opening<'_> {
             true => FlockOperation::NonBlockingLockShared,
             false => FlockOperation::NonBlockingLockExclusive,
         };
-        match patiently(|| flock(file, mode), |errno| *errno == Errno::WOULDBLOCK) {
+        let lock = patiently(
+            || flock(file, mode),
+            |errno| (*errno == Errno::WOULDBLOCK).then(|| self.system.lock_holder(metadata)),
+        );
+        match lock {
             Err(Errno::WOULDBLOCK) => {
                 let holder = self.system.lock_holder(metadata);
                 let unknown = || "another program has locked it".to_owned();
@@ -354,16 +368,27 @@ fn has_less_room(file: &File, size: u64) -> bool {
     fstatvfs(file).is_ok_and(|system| system.f_bavail.saturating_mul(system.f_frsize) < size)
 }
 
-/// Tries for a while, as long as somebody else is in the way.
-fn patiently<T, E>(attempt: impl Fn() -> Result<T, E>, in_the_way: impl Fn(&E) -> bool) -> Result<T, E> {
+/// Tries for a while, as long as somebody else is in the way. `in_the_way` says of an error whether that is so, and who it
+/// is as far as that is known.
+fn patiently<T, E>(
+    attempt: impl Fn() -> Result<T, E>,
+    in_the_way: impl Fn(&E) -> Option<Option<Holder>>,
+) -> Result<T, E> {
     let start = Instant::now();
     loop {
-        match attempt() {
-            Err(error) if in_the_way(&error) && start.elapsed() < PATIENCE => {
-                std::thread::sleep(PATIENCE / 50);
-            }
-            result => return result,
+        let error = match attempt() {
+            Ok(done) => return Ok(done),
+            Err(error) => error,
+        };
+        let patience = match in_the_way(&error) {
+            Some(Some(_)) => PATIENCE,
+            Some(None) => LONG_PATIENCE,
+            None => return Err(error),
+        };
+        if start.elapsed() >= patience {
+            return Err(error);
         }
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

@@ -65,6 +65,7 @@ macro_rules! conformance {
                 a_sleeping_server_wakes_to_serve,
                 sleepers_move_more_than_any_socket_holds,
                 death_wakes_a_sleeping_link,
+                a_poll_that_meets_the_end_says_so,
             },
         });
     };
@@ -154,6 +155,7 @@ mod proof {
         NeverRings: waiting::a_sleeping_server_wakes_to_serve,
         NeverRings: waiting::sleepers_move_more_than_any_socket_holds,
         NeverRings: waiting::death_wakes_a_sleeping_link,
+        EndsUnsaid: waiting::a_poll_that_meets_the_end_says_so,
     }
 
     #[test]

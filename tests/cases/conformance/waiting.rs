@@ -231,3 +231,28 @@ pub(super) fn death_wakes_a_sleeping_link<P: Pair>(pair: P) {
         }
     }
 }
+
+pub(super) fn a_poll_that_meets_the_end_says_so<P: Pair>(pair: P) {
+    let mut rig = Rig::new(pair, 4096);
+    // With receives, and without anything that would come back.
+    for receives in [0, 1] {
+        let Duo { mut client, server } = rig.join_small();
+        for _ in 0..receives {
+            client.recv();
+        }
+        rest(&mut client);
+        drop(server);
+        let deadline = rig.pair.now() + PATIENCE;
+        loop {
+            let happened = client.poll();
+            if client.link.down().is_some() {
+                assert!(happened, "who polls would sleep now, and nothing wakes a second time");
+                break;
+            }
+            assert!(rig.pair.now() < deadline, "the end is never heard of");
+            if !happened && !client.link.arm() {
+                rig.pair.sleep(&[client.link.wait_fd()]);
+            }
+        }
+    }
+}

@@ -100,6 +100,18 @@ check 'and to read it only does not help' refuses_export /srv/ext4 --disk "x=${K
 check '--force takes it' takes_export --disk "x=${KAERU_VM_DISK}1" --force x
 check 'and so does the option' takes_export --disk "x=${KAERU_VM_DISK}1,force"
 check 'another partition of that disk is free' takes_export --disk "x=${KAERU_VM_DISK}2"
+# Killed in the middle of a write, its rings hold the disk for a moment longer than the process lives.
+"$KAERU_BIN/kaerud" --listen 127.0.0.1:17421 --disk "x=${KAERU_VM_DISK}2" >/run/killed.log 2>&1 &
+killed=$!
+wait_for 30 grep -qx ready /run/killed.log
+check 'attach a disk whose server will be killed' attach 127.0.0.1:17421/x
+write count=16 >/run/write.log 2>&1 &
+writing=$!
+nap 0.1
+kill -9 "$killed"
+check 'a disk whose server was killed can be served again at once' takes_export --disk "x=${KAERU_VM_DISK}2"
+wait "$writing"
+kaeru detach --force "$device" >/dev/null 2>&1
 loop=$(losetup -f --show /srv/big/loop)
 check 'a file behind a loop device is refused with the device' refuses_export "$loop" --file x=/srv/big/loop
 mkfs.ext4 -q "$loop" && mount "$loop" /mnt/x

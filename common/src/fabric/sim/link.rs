@@ -114,6 +114,7 @@ impl Link for SimLink {
     fn poll(&mut self, done: &mut Vec<Completion>) -> bool {
         let mut net = self.net.lock();
         let (stopped, overfills) = (net.stopped.clone(), net.has(Defect::OverfillsVector));
+        let ends_unsaid = net.has(Defect::EndsUnsaid);
         let Some(end) = net.ends.get_mut(&self.id) else { return false };
         if stopped.contains(&end.host) {
             return false;
@@ -128,7 +129,7 @@ impl Link for SimLink {
             done.push(completion);
         }
         let news = end.done.is_empty() && std::mem::take(&mut end.news);
-        news || done.len() > before
+        news && !(ends_unsaid && end.down.is_some()) || done.len() > before
     }
 
     fn arm(&mut self) -> bool {

@@ -148,6 +148,8 @@ pub enum Defect {
     TakesWhenDead,
     /// The peer does not learn of a close.
     KeepsCloseSecret,
+    /// A poll that meets the end of the link says that nothing happened.
+    EndsUnsaid,
     /// Dropping a link does not free what was in flight.
     LeaksAtDrop,
     /// A refusal says nothing of its reason.

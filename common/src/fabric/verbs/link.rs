@@ -361,7 +361,7 @@ impl Link for VerbsLink {
     }
 
     fn poll(&mut self, done: &mut Vec<Completion>) -> bool {
-        let before = done.len();
+        let (before, was_down) = (done.len(), self.down.is_some());
         if std::mem::take(&mut self.woken) && !(self.armed && self.take_event()) {
             self.hear_events();
         }
@@ -394,7 +394,7 @@ impl Link for VerbsLink {
             self.release_reads();
             self.submit();
         }
-        done.len() != before
+        done.len() != before || self.down.is_some() != was_down
     }
 
     fn arm(&mut self) -> bool {

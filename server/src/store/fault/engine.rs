@@ -42,6 +42,8 @@ pub struct FaultyEngine {
 struct Under {
     tag: u32,
     due: Instant,
+    /// Whether the store has it until then.
+    hangs: bool,
 }
 
 /// An answer that waits for its time; the earliest is the greatest, as a heap wants it.
@@ -102,7 +104,7 @@ impl FaultyEngine {
     pub(in super::super) fn submit(&mut self, mut job: Job) -> Result<(), Job> {
         let Some(&number) = self.free.last() else { return Err(job) };
         let verdict = self.faults.judge(&job);
-        let under = Under { tag: job.tag, due: Instant::now() + verdict.delay };
+        let under = Under { tag: job.tag, due: Instant::now() + verdict.delay, hangs: verdict.hang };
         match verdict.error {
             Some(status) => {
                 if job.action.durable() && status != Status::NoSpace {
@@ -185,5 +187,14 @@ impl FaultyEngine {
         let timer = Itimerspec { it_interval: zero, it_value: wait };
         // A time in range on a timer of ours: there is nothing to fail. It also forgets that it went off.
         let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &timer);
+    }
+}
+
+impl Drop for FaultyEngine {
+    fn drop(&mut self) {
+        let hanging = self.jobs.iter().flatten().filter(|under| under.hangs);
+        if let Some(due) = hanging.map(|under| under.due).max() {
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        }
     }
 }

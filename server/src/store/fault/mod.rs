@@ -35,6 +35,8 @@ pub(super) struct Verdict {
     pub(super) error: Option<Status>,
     /// It is answered no sooner than this after it was submitted.
     pub(super) delay: Duration,
+    /// Whether its lane cannot end before that either.
+    pub(super) hang: bool,
 }
 
 impl Faults {
@@ -78,6 +80,7 @@ impl Faults {
             }
             verdict.error = verdict.error.or(rule.error);
             if let Some(delay) = rule.delay {
+                verdict.hang |= rule.hang;
                 verdict.delay += delay.draw(rule.seed, counted.drawn.fetch_add(1, Relaxed));
             }
         }

@@ -9,6 +9,9 @@ use kaeru_common::units::{ByteRange, Size};
 
 use super::super::engine::{Action, Job};
 
+/// The longest delay: times are computed with, and more is of no use.
+const MOST_DELAY: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// What happens to which jobs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
@@ -20,6 +23,8 @@ pub struct Rule {
     pub error: Option<Status>,
     /// They are answered no sooner than this.
     pub delay: Option<Delay>,
+    /// Until then the store has them, as a disk that hangs would: their lane cannot end sooner.
+    pub hang: bool,
     /// The kernel moves fewer bytes than it was asked for, and is asked again for the rest.
     pub short: bool,
     /// Each is logged with its number.
@@ -67,7 +72,7 @@ pub enum Delay {
 #[error(
     "\"{text}\" is no fault: {reason}. Write WHICH:WHAT, such as read:error=EIO,every=100. WHICH is read, write, flush, \
      trim, zero or all. WHAT is one or more of error=EIO (or ENOSPC, EROFS, EOPNOTSUPP), delay=5ms (or exp:2ms, \
-     uniform:1ms..3ms), short, count; and which of them: every=N, after=N, once, range=1M-2M, seed=N"
+     uniform:1ms..3ms), hang, short, count; and which of them: every=N, after=N, once, range=1M-2M, seed=N"
 )]
 pub struct BadRule {
     text: String,
@@ -111,6 +116,7 @@ fn parse(text: &str) -> Result<Rule, String> {
         range: None,
         error: None,
         delay: None,
+        hang: false,
         short: false,
         count: false,
         every: 1,
@@ -130,6 +136,7 @@ fn parse(text: &str) -> Result<Rule, String> {
             ("every", Some(text)) => rule.every = number(text)?.max(1),
             ("after", Some(text)) => rule.after = number(text)?,
             ("seed", Some(text)) => rule.seed = number(text)?,
+            ("hang", None) => rule.hang = true,
             ("short", None) => rule.short = true,
             ("count", None) => rule.count = true,
             ("once", None) => rule.once = true,
@@ -142,6 +149,9 @@ fn parse(text: &str) -> Result<Rule, String> {
 fn check(rule: Rule) -> Result<Rule, String> {
     if rule.error.is_none() && rule.delay.is_none() && !rule.short && !rule.count {
         return Err("it does nothing".into());
+    }
+    if rule.hang && rule.delay.is_none() {
+        return Err("hang wants a delay: for how long".into());
     }
     if rule.short && !matches!(rule.on, On::Read | On::Write | On::All) {
         return Err("only reads and writes can be short".into());
@@ -182,13 +192,17 @@ fn duration(text: &str) -> Result<Duration, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (count, unit) = text.split_at(digits);
     let count = number(count)?;
-    match unit {
-        "ns" => Ok(Duration::from_nanos(count)),
-        "us" | "µs" => Ok(Duration::from_micros(count)),
-        "ms" => Ok(Duration::from_millis(count)),
-        "s" => Ok(Duration::from_secs(count)),
-        _ => Err(format!("\"{text}\" is no time; write 200us, 5ms or 1s")),
+    let time = match unit {
+        "ns" => Duration::from_nanos(count),
+        "us" | "µs" => Duration::from_micros(count),
+        "ms" => Duration::from_millis(count),
+        "s" => Duration::from_secs(count),
+        _ => return Err(format!("\"{text}\" is no time; write 200us, 5ms or 1s")),
+    };
+    if time > MOST_DELAY {
+        return Err(format!("\"{text}\" is longer than a day, which is the most"));
     }
+    Ok(time)
 }
 
 fn range(text: &str) -> Result<ByteRange, String> {
@@ -268,7 +282,8 @@ mod tests {
         assert_eq!(rule("all:delay=exp:200us,seed=7").seed, 7);
         let ends = (Duration::from_millis(1), Duration::from_millis(3));
         assert_eq!(rule("zero:delay=uniform:1ms..3ms").delay, Some(Delay::Uniform(ends.0, ends.1)));
-        assert!(rule("read:short").short && rule("flush:count").count);
+        assert!(rule("read:short").short && rule("flush:count").count && rule("write:delay=1s,hang").hang);
+        assert_eq!(rule("read:delay=86400s").delay, Some(Delay::Fixed(MOST_DELAY)));
         for (bad, part) in [
             ("", "no colon"),
             ("read:", "means nothing"),
@@ -279,6 +294,10 @@ mod tests {
             ("read:error=5", "\"5\""),
             ("read:delay=5", "no time"),
             ("read:delay=gauss:5ms", "gauss"),
+            ("read:delay=86401s", "a day"),
+            ("read:delay=exp:18446744073709551615s", "a day"),
+            ("read:delay=uniform:1ms..18446744073709551615s", "a day"),
+            ("read:hang,error=EIO", "wants a delay"),
             ("read:delay=uniform:3ms..1ms", "ends before"),
             ("read:range=2M-1M,error=EIO", "ends before"),
             ("read:error=EIO,every=x", "no number"),
