@@ -148,6 +148,7 @@ impl Presence {
         let folder = folder()?;
         let presence =
             Self { note: folder.join(format!("{name}.json")), socket: folder.join(format!("{name}.sock")) };
+        forget_before(note)?;
         let _ = std::fs::remove_file(&presence.socket);
         let listener = UnixListener::bind(&presence.socket)?;
         let draft = folder.join(format!("{name}.new"));
@@ -163,6 +164,13 @@ impl Presence {
         std::thread::Builder::new().name("status".into()).spawn(run)?;
         Ok(presence)
     }
+}
+
+/// Removes what killed processes left that served where this one serves now.
+fn forget_before(note: &Note) -> io::Result<()> {
+    let same = |holder: &Holder| note.listen.is_some() && holder.note.listen == note.listen;
+    holders()?.iter().filter(|holder| same(holder)).for_each(Holder::forget);
+    Ok(())
 }
 
 impl Drop for Presence {
@@ -231,7 +239,13 @@ impl Holder {
                 let gone = error.kind() == io::ErrorKind::ConnectionRefused
                     || error.kind() == io::ErrorKind::NotFound;
                 let detail = match gone {
-                    true => format!("process {} is gone; \"kaeru detach\" cleans up after it", self.note.pid),
+                    true => {
+                        let what = self.note.device.as_ref().unwrap_or(&self.note.target);
+                        format!(
+                            "process {} is gone; \"kaeru detach {what}\" cleans up after it",
+                            self.note.pid
+                        )
+                    }
                     false => format!("process {} does not answer: {error}", self.note.pid),
                 };
                 Report {

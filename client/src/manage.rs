@@ -15,6 +15,8 @@ use crate::target::{Server, Target};
 
 /// How long a process may take to end after it has let go.
 const END: Duration = Duration::from_secs(5);
+/// How many attachments an error names.
+const NAMED: usize = 5;
 /// How long a server may take for each step of saying how its exports are.
 const WORD: Duration = Duration::from_secs(2);
 
@@ -54,6 +56,8 @@ pub enum ManageError {
 /// Where the notes cannot be read or the output cannot be written.
 pub fn status(status: &Status, out: &mut impl Write) -> Result<(), ManageError> {
     let mut reports: Vec<Report> = holders()?.iter().map(Holder::report).collect();
+    // What killed processes left comes last, and hides nobody.
+    reports.sort_by_key(|report| report.state == "dead");
     ask_servers(&mut reports);
     if status.json {
         serde_json::to_writer_pretty(&mut *out, &reports).map_err(io::Error::from)?;
@@ -204,7 +208,12 @@ fn detach_orphan(what: &str, force: bool, all: &[Holder], out: &mut impl Write) 
                     None => holder.note.target.clone(),
                 })
                 .collect();
-            let known = if known.is_empty() { "nothing".to_owned() } else { known.join(", ") };
+            let more = known.len().saturating_sub(NAMED);
+            let known = match known.len() {
+                0 => "nothing".to_owned(),
+                1..=NAMED => known.join(", "),
+                _ => format!("{} and {more} more, see \"kaeru status\"", known[..NAMED].join(", ")),
+            };
             Err(ManageError::Unknown { what: what.to_owned(), known })
         }
     }

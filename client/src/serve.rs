@@ -65,7 +65,8 @@ pub fn run(nbd: &Nbd, out: &mut impl Write) -> Result<(), ServeError> {
         listen: Some(server.address().to_string()),
     };
     let connections = server.connections().clone();
-    let let_go = move |force: bool| leave(&connections, force);
+    let what = format!("{} at {}", note.target, server.address());
+    let let_go = move |force: bool| leave(&what, &connections, force);
     let attachment = Attachment::new(front.clone(), note.clone(), ask, Box::new(let_go));
     let presence = Presence::announce(&format!("nbd-{}", note.pid), &note, Arc::new(attachment))?;
     announce(&session, &nbd.common.target.to_string(), &server, out)?;
@@ -80,15 +81,20 @@ pub fn run(nbd: &Nbd, out: &mut impl Write) -> Result<(), ServeError> {
 }
 
 /// Whether `kaeru detach` may end this: not while somebody uses it, unless by force.
-fn leave(connections: &Connections, force: bool) -> Detached {
-    if force || connections.end_within(LEAVING) {
-        return Detached::Done("it is not served any more".into());
+fn leave(what: &str, connections: &Connections, force: bool) -> Detached {
+    let clients = |count: usize| format!("{count} NBD client{}", if count == 1 { " is" } else { "s are" });
+    let unused = connections.end_within(LEAVING);
+    let count = connections.count();
+    match (unused, force) {
+        (true, _) => Detached::Done(format!("{what} is not served any more")),
+        (false, true) => {
+            tracing::warn!("kaeru detach --force ends this: {} disconnected", clients(count));
+            Detached::Done(format!("{what} is not served any more; {} disconnected", clients(count)))
+        }
+        (false, false) => {
+            Detached::Refused(format!("{} connected; disconnect first, or --force", clients(count)))
+        }
     }
-    let plural = if connections.count() == 1 { " is" } else { "s are" };
-    Detached::Refused(format!(
-        "{} NBD client{plural} connected; disconnect first, or --force",
-        connections.count()
-    ))
 }
 
 fn announce(session: &Session, target: &str, server: &NbdServer, out: &mut impl Write) -> io::Result<()> {
