@@ -73,7 +73,7 @@ const TELLING: Duration = Duration::from_secs(1);
 pub fn run(plan: &Plan, command: &str, stop: &Stop) -> Result<Report, BenchError> {
     let server = plan.server_machine.as_deref().map(read_machine).transpose()?;
     let mut ladder =
-        Ladder { plan, stop, report: empty(plan, command, server), reached: None, goals: Vec::new() };
+        Ladder { plan, stop, report: empty(plan, command, server), ways: Vec::new(), goals: Vec::new() };
     match ladder.climb() {
         // What was measured is worth more than the reason why the rest was not.
         Err(error) if !ladder.report.results.is_empty() => ladder.problem(&error),
@@ -151,8 +151,8 @@ struct Ladder<'a> {
     plan: &'a Plan,
     stop: &'a Stop,
     report: Report,
-    /// The server that the way leads to.
-    reached: Option<Server>,
+    /// The ways of rungs to a server of ours.
+    ways: Vec<(RungName, Way, Server)>,
     /// Where rungs lead, as far as that is known.
     goals: Vec<(RungName, Goal)>,
 }
@@ -309,8 +309,11 @@ impl Ladder<'_> {
             });
             self.report.target_kind = export;
         }
-        self.reached = Some(server.clone());
-        self.report.client = Machine::read(Path::new("/"), way.device.as_deref());
+        self.ways.extend(rungs.iter().map(|rung| (*rung, way.clone(), server.clone())));
+        // A session of our own comes first, and what is beside it may lead elsewhere.
+        if self.report.route.is_none() {
+            self.report.client = Machine::read(Path::new("/"), way.device.as_deref());
+        }
         let theirs = way.server_device.as_deref();
         if self.report.server.is_none() {
             self.report.server = match way.is_loopback {
@@ -330,7 +333,7 @@ impl Ladder<'_> {
                 self.report.labels.push(label);
             }
         }
-        self.report.route = Some(way);
+        self.report.route.get_or_insert(way);
     }
 
     /// Measures every load on one rung.
@@ -403,7 +406,7 @@ impl Ladder<'_> {
             rate: plan.rate,
         });
         let title = format!("{} {mix}, {}, depth {depth}", rung.name(), super::units::block(block));
-        let server = self.reached.clone().filter(|_| rung.name().is_on_the_way());
+        let server = self.way_of(rung.name()).map(|(_, server)| server.clone());
         let (mut warm_up, mut broken) = (plan.warm_up, None);
         for limit in (0..plan.repeat).filter_map(|run| plan.limit_of(run)) {
             if self.stop.is_asked() || broken.is_some() {
@@ -442,9 +445,14 @@ impl Ladder<'_> {
         broken.map_or(Ok(lanes), Err)
     }
 
+    /// The way of a rung, and the server at its end, if that is one of ours.
+    fn way_of(&self, rung: RungName) -> Option<(&Way, &Server)> {
+        self.ways.iter().find(|(name, ..)| *name == rung).map(|(_, way, server)| (way, server))
+    }
+
     /// What was sent again so far on the way to the server.
     fn retries(&self, rung: RungName) -> Option<u64> {
-        let way = self.report.route.as_ref().filter(|_| rung.is_on_the_way())?;
+        let (way, _) = self.way_of(rung)?;
         match &way.device {
             Some(device) => retries::of_device(Path::new("/"), device),
             None if way.fabric == FabricKind::Tcp.to_string() => retries::of_tcp(Path::new("/")),
@@ -508,7 +516,7 @@ mod tests {
     }
 
     fn ladder<'a>(plan: &'a Plan, stop: &'a Stop) -> Ladder<'a> {
-        Ladder { plan, stop, report: empty(plan, "", None), reached: None, goals: Vec::new() }
+        Ladder { plan, stop, report: empty(plan, "", None), ways: Vec::new(), goals: Vec::new() }
     }
 
     #[test]

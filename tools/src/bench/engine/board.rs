@@ -40,7 +40,8 @@ impl Sheet {
     /// Notes an operation that was due, begun, and is over. Allocates nothing unless it failed.
     pub(super) fn note(&mut self, op: Op, due: Instant, began: Instant, done: Done) {
         let Some(kind) = &mut self.kinds[op.index()] else { return };
-        self.end = self.end.max(Some(done.at));
+        // With a rate it takes until the last one is begun: how long that one takes says nothing about the rate.
+        self.end = self.end.max(Some(if kind.service.is_some() { began } else { done.at }));
         if let Some(reason) = done.failed {
             kind.errors += 1;
             self.first_error.get_or_insert(reason);
@@ -61,6 +62,12 @@ impl Sheet {
             kind.samples.add_many(waited, count);
             kind.missed += count;
         }
+    }
+
+    /// Notes that a lane stopped after so many failures in a row.
+    pub(super) fn give_up(&mut self, failures: u64) {
+        let first = self.first_error.take().unwrap_or_default();
+        self.first_error = Some(format!("{first}; after {failures} failures in a row a lane stopped"));
     }
 
     /// Time that belongs to the measurement although nothing came of it.

@@ -31,6 +31,13 @@ struct Flight {
     began: Instant,
 }
 
+/// When the operations of one lane are due, in seconds: lanes take turns.
+#[derive(Clone, Copy, Debug)]
+struct Schedule {
+    first: f64,
+    interval: f64,
+}
+
 /// One lane and what it is to do.
 pub(super) struct Worker {
     lane: Box<dyn Lane>,
@@ -39,9 +46,12 @@ pub(super) struct Worker {
     number: u32,
     board: Arc<Board>,
     stop: Stop,
-    /// Seconds between two of this lane's operations, with a rate.
-    interval: Option<f64>,
+    /// With a rate, when this lane's operations are due.
+    schedule: Option<Schedule>,
     limit: Limit,
+    /// When the measurement began, and how many operations of it were begun.
+    start: Instant,
+    begun: u64,
     flights: Box<[Option<Flight>]>,
     free: Vec<u32>,
     done: Vec<Done>,
@@ -58,7 +68,9 @@ impl Worker {
         board: Arc<Board>,
         stop: Stop,
     ) -> Self {
-        let interval = load.rate.map(|rate| f64::from(lanes) / rate);
+        let schedule = load
+            .rate
+            .map(|rate| Schedule { first: f64::from(number) / rate, interval: f64::from(lanes) / rate });
         let limit = match load.limit {
             Limit::Count(count) => {
                 let (lanes, number) = (u64::from(lanes), u64::from(number));
@@ -73,8 +85,10 @@ impl Worker {
             number,
             board,
             stop,
-            interval,
+            schedule,
             limit,
+            start: Instant::now(),
+            begun: 0,
             flights: vec![None; load.depth as usize].into(),
             free: (0..load.depth).rev().collect(),
             done: Vec::with_capacity(load.depth as usize),
@@ -156,44 +170,47 @@ impl Worker {
     }
 
     /// When this lane's operation of that number is due, from zero; `None` where there is no rate, or in no lifetime.
-    fn due(&self, start: Instant, number: u64) -> Option<Instant> {
-        let after = Duration::try_from_secs_f64(self.interval? * number as f64).ok()?;
-        start.checked_add(after)
+    fn due(&self, number: u64) -> Option<Instant> {
+        let Schedule { first, interval } = self.schedule?;
+        let after = Duration::try_from_secs_f64(first + interval * number as f64).ok()?;
+        self.start.checked_add(after)
     }
 
     /// Whether the operation of that number belongs to the measurement, `last` being what time it is.
-    fn belongs(&self, start: Instant, number: u64, last: Instant) -> bool {
-        match (self.limit, self.interval) {
+    fn belongs(&self, number: u64, last: Instant) -> bool {
+        match (self.limit, self.schedule) {
             (Limit::Count(count), _) => number < count,
-            (Limit::Time(time), None) => last - start < time,
+            (Limit::Time(time), None) => last - self.start < time,
             (Limit::Time(time), Some(_)) => {
-                last - start < time + GRACE && self.due(start, number).is_some_and(|due| due - start < time)
+                let is_due = |due: Instant| due - self.start < time;
+                last - self.start < time + GRACE && self.due(number).is_some_and(is_due)
             }
         }
     }
 
     fn measure(&mut self) -> Result<(), Dead> {
         let start = Instant::now();
-        let (mut searched, mut begun, mut last) = (start, 0u64, start);
+        self.start = start;
+        let (mut searched, mut last) = (start, start);
         self.board.sheet(self.number).begin = Some(start);
         loop {
             // The time of the last look at the clock is near enough here.
-            let over = !self.belongs(start, begun, last) && self.is_whole(start, last);
+            let over = !self.belongs(self.begun, last) && self.is_whole(last);
             let stopped = self.is_stopped();
             if (over || stopped) && self.may_leave() {
-                self.close(start, begun, stopped);
+                self.close(stopped);
                 return Ok(());
             }
             let mut until = last + NAP;
-            if let (Limit::Time(time), Some(_)) = (self.limit, self.interval)
+            if let (Limit::Time(time), Some(_)) = (self.limit, self.schedule)
                 && last - start < time
             {
                 until = until.min(start + time);
             }
-            while !stopped && !self.free.is_empty() && self.belongs(start, begun, last) {
-                let due = match self.interval {
+            while !stopped && !self.free.is_empty() && self.belongs(self.begun, last) {
+                let due = match self.schedule {
                     None => None,
-                    Some(_) => match self.due(start, begun) {
+                    Some(_) => match self.due(self.begun) {
                         Some(due) if due > Instant::now() => {
                             until = until.min(due - EARLY.min(due - start));
                             break;
@@ -203,7 +220,7 @@ impl Worker {
                         due => due,
                     },
                 };
-                begun += 1;
+                self.begun += 1;
                 self.begin(due)?;
             }
             if !self.in_flight() {
@@ -227,49 +244,73 @@ impl Worker {
     }
 
     /// Whether the time that was asked for has passed, where one was.
-    fn is_whole(&self, start: Instant, last: Instant) -> bool {
-        matches!(self.limit, Limit::Count(_))
-            || matches!(self.limit, Limit::Time(time) if last - start >= time)
+    fn is_whole(&self, last: Instant) -> bool {
+        match self.limit {
+            Limit::Count(_) => true,
+            Limit::Time(time) => last - self.start >= time,
+        }
     }
 
-    /// Notes what there is to say at the end, when `begun` operations were begun.
-    fn close(&self, start: Instant, begun: u64, stopped: bool) {
+    /// Notes what there is to say at the end. One that came `early` is the end of the time, too.
+    fn close(&self, early: bool) {
         let now = Instant::now();
         let mut sheet = self.board.sheet(self.number);
-        if stopped {
-            // Nor had the last stall an end when the user, or we, had enough of it.
-            return sheet.last_until(now);
+        if self.in_a_row >= FAILURES {
+            sheet.give_up(FAILURES);
         }
-        let Some(interval) = self.interval else { return };
-        let (due, end) = match self.limit {
-            Limit::Time(time) => {
-                let is_due = |number| self.due(start, number).is_some_and(|due| due - start < time);
-                // The first one is due at once. What a fraction is rounded to is not one more.
-                let mut due = (time.as_secs_f64() / interval).ceil() as u64;
-                while due > begun && !is_due(due - 1) {
-                    due -= 1;
-                }
-                (due, Some(start + time))
-            }
-            Limit::Count(count) => (count, self.due(start, count)),
+        // What held a lane up when the user had enough of it has no latency yet, but a least one.
+        let held_up = self.flights.iter().flatten().filter(|flight| now - flight.began >= NAP);
+        for flight in held_up.filter(|_| early) {
+            sheet.miss(flight.op, 1, now - flight.due);
+        }
+        let end = match self.limit {
+            _ if early => Some(now),
+            Limit::Time(time) => self.schedule.map(|_| self.start + time),
+            Limit::Count(_) => self.whole(),
         };
         if let Some(end) = end {
             sheet.last_until(end);
         }
-        let missed = due.saturating_sub(begun);
+        let due = self.count_due(if early { now } else { now.max(end.unwrap_or(now)) });
+        let missed = due.saturating_sub(self.begun);
         let step = missed.div_ceil(MISSED).max(1);
         let mut steps = self.steps.clone();
-        let mut number = begun;
+        let mut number = self.begun;
         while number < due {
             let count = step.min(due - number);
-            let waited =
-                self.due(start, number).map_or(Duration::ZERO, |due| now.saturating_duration_since(due));
+            let waited = self.due(number).map_or(Duration::ZERO, |due| now.saturating_duration_since(due));
             sheet.miss(steps.next_step().0, count, waited);
             number += count;
         }
         if missed > 0 {
             sheet.last_until(now);
         }
+    }
+
+    /// When so many operations as were asked for of all lanes are over at the rate that was asked for.
+    fn whole(&self) -> Option<Instant> {
+        match (self.load.limit, self.load.rate) {
+            (Limit::Count(count), Some(rate)) => {
+                self.start.checked_add(Duration::try_from_secs_f64(count as f64 / rate).ok()?)
+            }
+            _ => None,
+        }
+    }
+
+    /// How many operations of this lane were due before `end`, in the measurement; none without a rate.
+    fn count_due(&self, end: Instant) -> u64 {
+        let Some(Schedule { first, interval }) = self.schedule else { return 0 };
+        let (most, time) = match self.limit {
+            Limit::Count(count) => (count, end - self.start),
+            Limit::Time(time) => (u64::MAX, time.min(end - self.start)),
+        };
+        let is_due = |number| self.due(number).is_some_and(|due| due - self.start < time);
+        // What a fraction is rounded to is not one more.
+        let mut due = (((time.as_secs_f64() - first) / interval).ceil().max(0.0) as u64).min(most);
+        while due > self.begun && !is_due(due - 1) {
+            due -= 1;
+        }
+        due
     }
 }
 
@@ -289,6 +330,9 @@ pub(super) fn run(mut worker: Worker) -> Option<Box<dyn Lane>> {
         Ok(()) => idle.then_some(worker.lane),
         Err(Dead(reason)) => {
             worker.board.fail(worker.number, &reason);
+            // Those under way have failed; those that waited for them are not forgotten.
+            worker.flights.fill(None);
+            worker.close(true);
             None
         }
     }

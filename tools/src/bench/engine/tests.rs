@@ -146,6 +146,7 @@ fn nothing_but_failures_ends_it() {
     (case.fails, case.load.limit) = (|_| Some("no"), Limit::Count(u64::MAX));
     let (outcome, ..) = case.run(&Stop::default());
     assert_eq!(count(&outcome), (0, 100));
+    assert_eq!(outcome.first_error.as_deref(), Some("no; after 100 failures in a row a lane stopped"));
 }
 
 #[test]
@@ -255,11 +256,59 @@ fn with_a_rate_the_times_at_which_operations_were_due_are_all_in_the_time_it_too
 }
 
 #[test]
+fn lanes_take_turns_and_do_the_rate_together() {
+    for (rate, limit, operations) in [
+        (20.0, Limit::Time(Duration::from_millis(500)), 10),
+        (100.0, Limit::Count(17), 17),
+        // Not every lane has a turn.
+        (10.0, Limit::Time(Duration::from_millis(300)), 3),
+    ] {
+        let mut case = case();
+        (case.lanes, case.load.rate, case.load.limit) = (8, Some(rate), limit);
+        let (outcome, ..) = case.run(&Stop::default());
+        assert_eq!((count(&outcome), outcome.kinds[0].missed), ((operations, 0), 0), "{rate}");
+        let done = operations as f64 / outcome.elapsed.as_secs_f64();
+        assert!(done <= rate * 1.001, "{done} of {rate}");
+    }
+}
+
+/// What was due when a lane died or the user had enough had waited for as long as the rest of the stall.
+#[test]
+fn a_stall_that_ends_badly_is_no_better_than_one_that_ends() {
+    let mut case = case();
+    case.load.rate = Some(1000.0);
+    case.load.limit = Limit::Time(Duration::from_secs(30));
+    // The tenth takes a second, and the one after it is the lane's last.
+    case.takes = |number| Duration::from_millis(if number == 10 { 1000 } else { 0 });
+    case.dies_at = 11;
+    let (outcome, ..) = case.run(&Stop::default());
+    let kind = &outcome.kinds[0];
+    assert_eq!(count(&outcome), (10, 1));
+    assert!((900..2000).contains(&kind.missed), "{}", kind.missed);
+    assert!(kind.samples.part(1, 2).unwrap() >= Duration::from_millis(300));
+
+    let stop = Stop::default();
+    case.takes = |number| Duration::from_secs(if number == 10 { 3600 } else { 0 });
+    case.dies_at = u64::MAX;
+    let later = stop.clone();
+    let user = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(1));
+        later.ask();
+    });
+    let (outcome, ..) = case.run(&stop);
+    let kind = &outcome.kinds[0];
+    assert_eq!(count(&outcome), (9, 0));
+    assert!(kind.missed >= 900, "the one under way, and those that were due: {}", kind.missed);
+    assert!(kind.samples.part(1, 2).unwrap() >= Duration::from_millis(300));
+    user.join().unwrap();
+}
+
+#[test]
 fn a_second_operation_that_is_due_in_no_lifetime_is_no_panic() {
     let mut case = case();
     (case.lanes, case.load.rate) = (2, Some(1e-20));
     case.load.limit = Limit::Time(Duration::from_millis(10));
-    assert_eq!(count(&case.run(&Stop::default()).0), (2, 0));
+    assert_eq!(count(&case.run(&Stop::default()).0), (1, 0));
 }
 
 #[test]
