@@ -27,6 +27,7 @@ pub mod timer;
 use std::time::{Duration, Instant};
 
 use crate::error::{DecodeError, PeerFault};
+use crate::units::about_time;
 use crate::wire::control::Refusal;
 
 /// Why a session is over.
@@ -48,7 +49,7 @@ pub enum CloseReason {
     #[error("the server refused: {0}")]
     Refused(Refusal),
     /// The peer did not answer.
-    #[error("no answer to {what} within {after:?}")]
+    #[error("no answer to {what} within {}", about_time(*after))]
     TimedOut {
         /// What was waited for.
         what: &'static str,

@@ -16,8 +16,12 @@ fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {
-            let _ = error.print();
-            return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
+            let printed = error.print();
+            return match (error.use_stderr(), printed) {
+                (true, _) => ExitCode::from(USAGE),
+                (false, Err(error)) if error.kind() != io::ErrorKind::BrokenPipe => ExitCode::from(OUTPUT),
+                (false, _) => ExitCode::SUCCESS,
+            };
         }
     };
     match run(&args) {

@@ -92,15 +92,21 @@ fn driver(patient: &Patient, card: &PciDevice) -> Finding {
     };
     let core = module.replace("_ib", "_core");
     let loaded = |name: &str| if software.has_module(name) { "loaded" } else { "not loaded" };
-    let finding = described(Finding::fail(
-        "driver",
-        subject,
-        format!("{} is there, but the RDMA driver for it is not", card.name()),
-    ))
-    .saw(format!("{}/driver", card.path), driver)
-    .saw(format!("/sys/module/{core}"), loaded(&core))
-    .saw(format!("/sys/module/{module}"), loaded(module))
-    .saw("/sys/class/infiniband", "no device of this card");
+    let is_loaded = card.driver.is_some() && software.has_module(module);
+    let title = match is_loaded {
+        true => format!("{} has no RDMA device although {module} is loaded", card.name()),
+        false => format!("{} is there, but the RDMA driver for it is not", card.name()),
+    };
+    let finding = described(Finding::fail("driver", subject, title))
+        .saw(format!("{}/driver", card.path), driver)
+        .saw(format!("/sys/module/{core}"), loaded(&core))
+        .saw(format!("/sys/module/{module}"), loaded(module))
+        .saw("/sys/class/infiniband", "no device of this card");
+    if is_loaded {
+        return finding
+            .means("The driver found the card and made no RDMA device of it. The kernel's log may say why.")
+            .todo("Read what it says:", &[&format!("sudo dmesg | grep -e {core} -e {module}")]);
+    }
     if software.kernel_has(module) == Some(false) {
         return finding
             .saw("/lib/modules/*/modules.dep, modules.builtin", format!("no {module}"))

@@ -45,7 +45,7 @@ fn unasked(server: &Server, error: &SessionError) -> Finding {
             .means("A kaerud is there, and did not answer. One that is older than this program does not know the question.")
             .todo(there, &["kaeru-doctor"]),
         SessionError::Closed { .. } => finding
-            .means("Something is there, but it does not speak as kaerud does.")
+            .means("Something is there, but it does not speak as kaerud does: it is another program, or a kaerud that is stopped or hangs.")
             .todo(
                 format!("Check the address and the port; kaerud's is {PORT}. On the other machine, see who has it:"),
                 &[&format!("sudo ss -ltnp 'sport = :{}'", server.port)],

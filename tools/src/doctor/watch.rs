@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kaeru_common::host::{Counter, CounterKind, Growth, Port, RdmaDevice};
+use kaeru_common::host::{Counter, CounterKind, Fact, Growth, Port, RdmaDevice};
 
 use super::counters::MEND;
 use super::finding::Finding;
@@ -49,7 +49,7 @@ fn gone(patient: &Patient, watched: &Watched) -> Vec<Finding> {
     let lost = |name: &str, path: &str| {
         Finding::fail("watch", name, format!("was there, and went away {}", watched.in_time()))
             .saw(path, "there, then not there")
-            .means("Nothing can be said of its errors. The driver was unloaded, or the card has failed.")
+            .means("Nothing can be said of its errors. Somebody removed it, its driver was unloaded, or it has failed.")
             .todo("The kernel's log may say why:", &[LOG])
     };
     let mut findings = Vec::new();
@@ -69,12 +69,20 @@ fn gone(patient: &Patient, watched: &Watched) -> Vec<Finding> {
 /// A link that is not what it was. What it is now is judged where links are.
 fn changed(subject: &str, earlier: &Port, now: &Port, watched: &Watched) -> Option<Finding> {
     let (check, in_time) = ("watch", watched.in_time());
+    let are_known = |one: &Fact, other: &Fact| one.value.is_ok() && other.value.is_ok();
     let finding = match (earlier.is_active(), now.is_active()) {
+        // What cannot be read says nothing about the link.
+        _ if !are_known(&earlier.state, &now.state) => {
+            if earlier.state.value.is_ok() == now.state.value.is_ok() {
+                return None;
+            }
+            Finding::note(check, subject, format!("its state could be read only once {in_time}"))
+        }
         (true, false) => Finding::fail(check, subject, format!("was active, and went down {in_time}"))
             .todo(MEND, &["kaeru-doctor --watch 10s"])
             .todo("The kernel's log may say why:", &[LOG]),
         (false, true) => Finding::note(check, subject, format!("came up {in_time}")),
-        (true, true) if earlier.rate.value != now.rate.value => {
+        (true, true) if are_known(&earlier.rate, &now.rate) && earlier.rate.value != now.rate.value => {
             Finding::warn(check, subject, format!("changed its rate {in_time}"))
                 .todo(MEND, &["kaeru-doctor --watch 10s"])
         }
@@ -101,8 +109,14 @@ pub(super) fn errors(subject: &str, watched: &Watched, earlier: &Port, now: &Por
     let has = |kind: CounterKind, what: fn(Growth) -> bool| {
         pairs.iter().any(|(counter, growth)| counter.kind == kind && what(*growth))
     };
-    let traffic =
-        traffic(pairs.iter().filter(|(counter, _)| counter.kind == CounterKind::Data), watched.time);
+    let data = pairs.iter().filter(|(counter, _)| counter.kind == CounterKind::Data);
+    let (traffic, is_idle) = traffic(data, watched.time);
+    // Without any, the absence of errors says little.
+    let unsaid = if is_idle {
+        format!("{traffic} So that says little: try it during a big copy.")
+    } else {
+        traffic.clone()
+    };
     let show = |finding: Finding| {
         let grown = errors().filter(|(_, growth)| *growth != Growth::Exactly(0));
         grown.fold(finding, |finding, (counter, growth)| {
@@ -157,10 +171,10 @@ pub(super) fn errors(subject: &str, watched: &Watched, earlier: &Port, now: &Por
         (read, all) if read < all => Finding::note(
             check,
             subject,
-            format!("no errors {in_time} in those counters that can be read. {traffic}"),
+            format!("no errors {in_time} in those counters that can be read. {unsaid}"),
         )
         .saw(folder, format!("{read} of {all} read twice, no error more")),
-        _ => Finding::ok(check, subject, format!("no errors {in_time}. {traffic}"))
+        _ => Finding::ok(check, subject, format!("no errors {in_time}. {unsaid}"))
             .saw(folder, "read twice, no error more"),
     }
 }
@@ -181,15 +195,17 @@ fn words(before: &Counter, growth: Growth) -> String {
     }
 }
 
-/// How much data flowed meanwhile: without any, the absence of errors says little.
-fn traffic<'a>(data: impl Iterator<Item = &'a (&'a Counter, Growth)>, time: Duration) -> String {
+/// How much data flowed meanwhile, and whether it is known that none did.
+fn traffic<'a>(data: impl Iterator<Item = &'a (&'a Counter, Growth)>, time: Duration) -> (String, bool) {
+    /// Sent and received.
+    const BOTH: usize = 2;
     let mut texts = Vec::new();
-    let mut is_idle = true;
+    let mut is_still = true;
     for (counter, growth) in data {
         let way = if counter.name.contains("xmit") { "sent" } else { "received" };
         // Words of four bytes.
         let gigabytes = |count: u64| format!("{:.3} GB {way}", count as f64 * 4.0 / 1e9);
-        is_idle &= *growth == Growth::Exactly(0);
+        is_still &= *growth == Growth::Exactly(0);
         texts.push(match *growth {
             Growth::Exactly(count) => gigabytes(count),
             Growth::AtLeast(count) => format!("at least {} (the counter is at its end)", gigabytes(count)),
@@ -197,11 +213,11 @@ fn traffic<'a>(data: impl Iterator<Item = &'a (&'a Counter, Growth)>, time: Dura
             Growth::Unknown => format!("nobody knows how much {way} (the counter is at its end)"),
         });
     }
-    match (texts.is_empty(), is_idle) {
+    let is_idle = is_still && texts.len() >= BOTH;
+    let text = match (texts.is_empty(), is_idle) {
         (true, _) => "How much data flowed is not known.".to_owned(),
         (false, false) => format!("Meanwhile: {}, in {} s.", texts.join(", "), time.as_secs_f64()),
-        (false, true) => {
-            "No data flowed meanwhile, so that says little: try it during a big copy.".to_owned()
-        }
-    }
+        (false, true) => "No data flowed meanwhile.".to_owned(),
+    };
+    (text, is_idle)
 }
