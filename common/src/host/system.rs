@@ -16,6 +16,25 @@ const UNITS: [&str; 4] = [
     "/lib/systemd/system/kaerud.service",
 ];
 
+/// Programs that not every machine has, and their packages on Debian.
+const TOOLS: [(&str, &str); 12] = [
+    ("cpupower", "linux-cpupower    # Ubuntu: linux-tools-$(uname -r)"),
+    ("ethtool", "ethtool"),
+    ("iblinkinfo", "infiniband-diags"),
+    ("ibstat", "infiniband-diags"),
+    ("ibv_devices", "ibverbs-utils"),
+    ("ibv_devinfo", "ibverbs-utils"),
+    ("lspci", "pciutils"),
+    ("mstconfig", "mstflint"),
+    ("mstflint", "mstflint"),
+    ("numactl", "numactl"),
+    ("perfquery", "infiniband-diags"),
+    ("sminfo", "infiniband-diags"),
+];
+
+/// Where programs lie.
+const FOLDERS: [&str; 6] = ["/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/usr/local/sbin"];
+
 /// Who reads.
 #[derive(Clone, Debug, Default)]
 pub struct User {
@@ -63,6 +82,8 @@ pub struct Software {
     pub firewalld: bool,
     /// The modules that the running kernel has on disk or within itself; `None` where no file lists them.
     pub shipped: Option<BTreeSet<String>>,
+    /// Those of the programs we name in advice that are installed, where not every machine has them.
+    pub tools: Vec<&'static str>,
     /// Settings of the driver mlx4 that limit how much memory it can register.
     pub log_num_mtt: Fact,
     /// Likewise.
@@ -79,6 +100,11 @@ impl Software {
         Self {
             shipped: kernel.get().and_then(|release| shipped(tree, release)),
             kernel,
+            tools: TOOLS
+                .iter()
+                .map(|(tool, _)| *tool)
+                .filter(|tool| FOLDERS.iter().any(|folder| tree.exists(&format!("{folder}/{tool}"))))
+                .collect(),
             hostname: tree.fact("/proc/sys/kernel/hostname"),
             modules: tree.names("/sys/module"),
             providers: providers
@@ -96,6 +122,13 @@ impl Software {
             log_num_mtt: tree.fact("/sys/module/mlx4_core/parameters/log_num_mtt"),
             log_mtts_per_seg: tree.fact("/sys/module/mlx4_core/parameters/log_mtts_per_seg"),
         }
+    }
+
+    /// The package that is to be installed before a command can be run; `None` where it can, as far as is known.
+    pub fn package_for(&self, command: &str) -> Option<&'static str> {
+        let program = command.split_whitespace().find(|word| *word != "sudo")?;
+        let (tool, package) = TOOLS.iter().find(|(tool, _)| *tool == program)?;
+        (!self.tools.contains(tool)).then_some(package)
     }
 
     /// Whether a module is loaded.

@@ -2,8 +2,8 @@
 
 use kaeru_common::host::{Kind, RdmaDevice};
 
-use super::Patient;
-use super::finding::Finding;
+use super::finding::{Finding, Level};
+use super::{PACKAGES, Patient};
 
 pub(super) fn all(patient: &Patient) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
@@ -13,6 +13,9 @@ pub(super) fn all(patient: &Patient) -> Vec<Finding> {
     }
     if !patient.host.rdma.is_empty() {
         findings.push(connection_file(patient));
+    }
+    for finding in &mut findings {
+        finding.stops_rdma = finding.level == Level::Fail;
     }
     findings
 }
@@ -82,7 +85,7 @@ fn provider(patient: &Patient, device: &RdmaDevice) -> Finding {
         let what = wanted.unwrap_or("its driver");
         Finding::fail(check, subject, format!("libibverbs has no driver for it ({what})"))
             .means("Programs say: \"no userspace device-specific driver\". The kernel's driver alone is not enough.")
-            .todo("On Debian and Ubuntu:", &["sudo apt install ibverbs-providers"])
+            .todo("On Debian and Ubuntu:", &[PACKAGES])
             .todo("On Fedora and its like:", &["sudo dnf install libibverbs"])
     };
     match (seen, wanted) {

@@ -15,7 +15,7 @@ const LONGEST_WATCH: Duration = Duration::from_secs(3600);
 #[derive(Debug, Parser)]
 #[command(name = "kaeru-doctor", version, max_term_width = 100, after_help = AFTER_HELP)]
 pub struct Args {
-    /// Show what was read for what is as it should be, too
+    /// List what is as it should be, too
     #[arg(short, long)]
     pub verbose: bool,
     /// Read everything twice with this time between, and show what errors were added and what went away: 10s, 2min
@@ -52,8 +52,9 @@ Examples:
   kaeru-doctor --export 16G          would a RAM export of 16 GiB fit?
   kaeru-doctor --peer 192.168.7.1    do both ends go together?
 
-The words of a report: ok; note (nothing has to be done); WARN (it works, but
-not as it could); FAIL (it does not work). Colours are for terminals only, and
+The words of a report, the worst first: FAIL (it does not work); WARN (it works,
+but not as it could); note (nothing has to be done); ok (only counted without
+-v). The last lines repeat every FAIL and WARN in short. Colours are for terminals only, and
 NO_COLOR switches them off.
 
 Exit status: 0 ok or notes, 1 warnings, 2 failures; 64 wrong usage; 74 nothing

@@ -3,7 +3,7 @@
 use kaeru_common::host::{Kind, NetDev, PciDevice, RdmaDevice};
 
 use super::finding::Finding;
-use super::{MORE_MODULES, Patient};
+use super::{MORE_MODULES, PACKAGES, Patient, load_modules};
 
 /// The number of Ethernet among the kinds of interfaces.
 const ETHERNET: u64 = 1;
@@ -35,6 +35,7 @@ fn no_card(patient: &Patient) -> Finding {
     let finding = Finding::warn("card", "", "no Mellanox/NVIDIA card on PCI, and no RDMA device")
         .saw(where_looked.0, where_looked.1)
         .saw("/sys/class/infiniband", "no device")
+        .stops_rdma()
         .means("Without RDMA, Kaeru carries everything over TCP. That works, and is slower than a card.")
         .todo(
             "If there is a card in this machine: reseat it, try another slot, and look for \"above 4G decoding\" in \
@@ -98,6 +99,7 @@ fn driver(patient: &Patient, card: &PciDevice) -> Finding {
         false => format!("{} is there, but the RDMA driver for it is not", card.name()),
     };
     let finding = described(Finding::fail("driver", subject, title))
+        .stops_rdma()
         .saw(format!("{}/driver", card.path), driver)
         .saw(format!("/sys/module/{core}"), loaded(&core))
         .saw(format!("/sys/module/{module}"), loaded(module))
@@ -113,11 +115,11 @@ fn driver(patient: &Patient, card: &PciDevice) -> Finding {
             .means(format!("This kernel has no {module}."))
             .todo(MORE_MODULES.0, &[MORE_MODULES.1]);
     }
-    let load = format!("sudo modprobe -a {module} ib_uverbs rdma_ucm");
+    let load = load_modules(module);
     if card.driver.is_none() {
         return finding.means("No driver has taken the card at all. The kernel's log may say why.").todo(
-            "Load the driver, and read what it says:",
-            &[&format!("sudo modprobe {core}"), &format!("sudo dmesg | grep {core}"), &load],
+            "Load the driver, read what it says, and load the rest:",
+            &[&format!("sudo modprobe {core}"), &format!("sudo dmesg | grep {core}"), PACKAGES, &load],
         );
     }
     finding
@@ -125,7 +127,7 @@ fn driver(patient: &Patient, card: &PciDevice) -> Finding {
             "{driver} makes the card a network card. Its RDMA half is {module}, which the kernel loads by itself only \
              where the package rdma-core is installed."
         ))
-        .todo("Install it and load the rest:", &["sudo apt install rdma-core", &load])
+        .todo("Install it and load the rest:", &[PACKAGES, &load])
 }
 
 /// What an RDMA device is.
@@ -172,10 +174,11 @@ fn modules(patient: &Patient) -> Finding {
             .saw("/sys/module", "ib_uverbs, rdma_ucm");
     }
     Finding::fail("modules", "", format!("{} not loaded", missing.join(" and ")))
+        .stops_rdma()
         .saw("/sys/module", format!("no {}", missing.join(", no ")))
         .means("Without them no program can reach an RDMA device, whatever the card can do.")
         .todo(
             "Load them; the package rdma-core does so at every boot:",
-            &["sudo apt install rdma-core", &format!("sudo modprobe -a {}", missing.join(" "))],
+            &[PACKAGES, &format!("sudo modprobe -a {}", missing.join(" "))],
         )
 }

@@ -3,8 +3,11 @@
 use kaeru_common::host::{Kind, Port, RdmaDevice};
 use serde::Serialize;
 
-use super::finding::Finding;
+use super::finding::{Finding, Level};
 use super::{Patient, name_of};
+
+/// The check that says how fast a port can be.
+pub(super) const CHECK: &str = "ceiling";
 
 /// What stands in the way of more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -90,7 +93,7 @@ pub(super) fn all(patient: &Patient) -> Vec<Finding> {
 }
 
 fn finding(ceiling: &Ceiling) -> Finding {
-    let check = "ceiling";
+    let check = CHECK;
     let line = |what: &str, gigabytes: Option<f64>, name: &Option<String>| match (gigabytes, name) {
         (Some(gigabytes), Some(name)) => format!("{what} {gigabytes:>5.1} GB/s  {name}"),
         _ => format!("{what}     ? GB/s"),
@@ -123,6 +126,27 @@ fn finding(ceiling: &Ceiling) -> Finding {
         None => "",
     };
     level(check, &ceiling.port, title).means(format!("{}\n{}{why}", lines[0], lines[1]))
+}
+
+/// What a port could carry is not what it does carry where data goes over TCP.
+pub(super) fn mark(findings: &mut [Finding]) {
+    let stops: Vec<(String, String)> = findings
+        .iter()
+        .filter(|finding| finding.stops_rdma)
+        .map(|finding| (finding.subject.clone(), finding.headline()))
+        .collect();
+    for ceiling in findings.iter_mut().filter(|finding| finding.check == CHECK && finding.level == Level::Ok)
+    {
+        // A device stops its ports, and what is about no device stops all.
+        let stop = stops.iter().find(|(subject, _)| {
+            let rest = ceiling.subject.strip_prefix(subject.as_str());
+            rest.is_some_and(|rest| subject.is_empty() || rest.is_empty() || rest.starts_with(' '))
+        });
+        if let (Some((_, headline)), Some((most, _))) = (stop, ceiling.title.split_once(':')) {
+            ceiling.title = format!("{most}, but data goes over TCP: see \"{headline}\"");
+            ceiling.level = Level::Note;
+        }
+    }
 }
 
 /// Two ports of one card share its slot.

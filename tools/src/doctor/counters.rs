@@ -8,6 +8,14 @@ use super::{Patient, name_of, watch};
 /// What a bad cable is to be met with.
 pub(super) const MEND: &str =
     "Reseat both ends of the cable, swap the cable, then swap ports. Then look again, while data flows:";
+/// What to do about counters at their end.
+pub(super) const RESET: &str =
+    "Set all counters of the port to zero (-R is reset), and look again, while data flows:";
+
+/// Sets the counters of a port to zero.
+pub(super) fn reset(device: &RdmaDevice, port: &Port) -> String {
+    format!("sudo perfquery -C {} -P {} -R", device.name, port.number)
+}
 
 pub(super) fn all(patient: &Patient) -> Vec<Finding> {
     patient.ports().map(|(device, port)| errors(patient, device, port)).collect()
@@ -21,8 +29,8 @@ fn errors(patient: &Patient, device: &RdmaDevice, port: &Port) -> Finding {
     match watched {
         _ if device.card().is_none() || (port.counters.is_empty() && !had_some) => none(device, port),
         _ if port.is_ethernet() => ethernet(patient, device, port),
-        Some((watched, earlier)) => watch::errors(&subject, watched, earlier, port),
-        None => total(&subject, port),
+        Some((watched, earlier)) => watch::errors(device, watched, earlier, port),
+        None => total(&subject, device, port),
     }
 }
 
@@ -51,7 +59,7 @@ fn ethernet(patient: &Patient, device: &RdmaDevice, port: &Port) -> Finding {
 }
 
 /// The counters since they were last reset.
-fn total(subject: &str, port: &Port) -> Finding {
+fn total(subject: &str, device: &RdmaDevice, port: &Port) -> Finding {
     let check = "errors";
     let errors = || port.counters.iter().filter(|counter| counter.kind != CounterKind::Data);
     let counted: Vec<&Counter> =
@@ -81,7 +89,8 @@ fn total(subject: &str, port: &Port) -> Finding {
         let finding = Finding::warn(check, subject, "so many errors that a counter is at its end");
         return read_all(finding, &shown)
             .means("A counter that has reached its end stays there, so what it shows is the least that happened.")
-            .todo(MEND, &["sudo perfquery -R", "kaeru-doctor --watch 10s"]);
+            .todo("Reseat both ends of the cable, swap the cable, then swap ports.", &[])
+            .todo(RESET, &[&reset(device, port), "kaeru-doctor --watch 10s"]);
     }
     read_all(Finding::note(check, subject, "there were errors since the counters were last reset"), &shown)
         .means("Plugging a cable alone makes some. What counts is whether they grow while data flows.")

@@ -1,6 +1,6 @@
 //! What a check comes to.
 
-use kaeru_common::host::Fact;
+use kaeru_common::host::{Fact, Software};
 use serde::Serialize;
 
 /// How bad it is.
@@ -18,6 +18,19 @@ pub enum Level {
 }
 
 impl Level {
+    /// All of them, the worst first.
+    pub const WORST_FIRST: [Self; 4] = [Self::Fail, Self::Warn, Self::Note, Self::Ok];
+
+    /// What stands above the findings of this level.
+    pub const fn heading(self) -> &'static str {
+        match self {
+            Self::Ok => "As it should be",
+            Self::Note => "Worth knowing",
+            Self::Warn => "What could be better",
+            Self::Fail => "What does not work",
+        }
+    }
+
     /// Its word in a report.
     pub const fn word(self) -> &'static str {
         match self {
@@ -38,7 +51,7 @@ impl Level {
     }
 }
 
-/// The part of a report that a finding belongs to.
+/// What a finding belongs to, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Section {
@@ -58,22 +71,6 @@ pub enum Section {
     Ceilings,
     /// The other machine.
     Peer,
-}
-
-impl Section {
-    /// Its title.
-    pub const fn title(self) -> &'static str {
-        match self {
-            Self::Cards => "Cards, drivers and firmware",
-            Self::Slot => "PCI Express slot",
-            Self::Link => "Link",
-            Self::Cable => "Cable",
-            Self::Network => "Addresses and packets",
-            Self::System => "This machine",
-            Self::Ceilings => "Ceilings",
-            Self::Peer => "The other machine",
-        }
-    }
 }
 
 /// One file, and what it said.
@@ -99,7 +96,7 @@ pub struct Step {
 pub struct Finding {
     /// How bad it is.
     pub level: Level,
-    /// Where in the report it stands.
+    /// What it belongs to.
     pub section: Section,
     /// The check, for programs.
     pub check: &'static str,
@@ -113,6 +110,8 @@ pub struct Finding {
     pub means: String,
     /// What to do.
     pub todo: Vec<Step>,
+    /// Whether data goes over TCP because of this.
+    pub stops_rdma: bool,
 }
 
 impl Finding {
@@ -127,6 +126,7 @@ impl Finding {
             read: Vec::new(),
             means: String::new(),
             todo: Vec::new(),
+            stops_rdma: false,
         }
     }
 
@@ -172,6 +172,36 @@ impl Finding {
         let commands = commands.iter().map(|&command| command.to_owned()).collect();
         self.todo.push(Step { text: text.into(), commands });
         self
+    }
+
+    /// Says that data goes over TCP because of this.
+    pub(super) const fn stops_rdma(mut self) -> Self {
+        self.stops_rdma = true;
+        self
+    }
+
+    /// Puts before the commands what installs those programs that the machine does not have.
+    pub(super) fn with_packages(mut self, software: &Software) -> Self {
+        let mut known: Vec<&str> = Vec::new();
+        for step in &mut self.todo {
+            let mut wanted: Vec<&str> =
+                step.commands.iter().filter_map(|command| software.package_for(command)).collect();
+            wanted.dedup();
+            wanted.retain(|package| !known.contains(package));
+            if !wanted.is_empty() {
+                step.commands.insert(0, format!("sudo apt install {}", wanted.join(" ")));
+            }
+            known.extend(wanted);
+        }
+        self
+    }
+
+    /// What it is about, and what is the case.
+    pub(super) fn headline(&self) -> String {
+        match self.subject.as_str() {
+            "" => self.title.clone(),
+            subject => format!("{subject}: {}", self.title),
+        }
     }
 
     pub(super) fn in_section(mut self, section: Section) -> Self {

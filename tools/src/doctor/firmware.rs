@@ -11,13 +11,15 @@ const LAST: [u32; 3] = [2, 42, 5000];
 const ASKABLE: [u32; 3] = [2, 31, 5000];
 /// The first mstflint that does not know ConnectX-3.
 const FORGETFUL: [u32; 2] = [4, 26];
+/// Where the older ones are.
+const RELEASES: &str = "https://github.com/Mellanox/mstflint/releases";
 
 pub(super) fn all(patient: &Patient) -> Vec<Finding> {
     let mut findings = Vec::new();
     for device in &patient.host.rdma {
-        findings.push(guids(device));
+        findings.push(guids(patient, device));
         if let Some(card) = device.card() {
-            findings.push(firmware(device, card));
+            findings.push(firmware(patient, device, card));
         }
     }
     findings.extend(mstflint(patient));
@@ -25,11 +27,11 @@ pub(super) fn all(patient: &Patient) -> Vec<Finding> {
 }
 
 /// The numbers by which a device is known in the fabric.
-fn guids(device: &RdmaDevice) -> Finding {
+fn guids(patient: &Patient, device: &RdmaDevice) -> Finding {
     let (check, subject) = ("guid", device.name.as_str());
     let (node, image) = (&device.node_guid, &device.image_guid);
     if node.is_zero() || image.is_zero() {
-        let finding = Finding::fail(check, subject, "its GUID is zero").read(node).read(image).means(
+        let finding = Finding::fail(check, subject, "its GUID is zero").stops_rdma().read(node).read(image).means(
             "The firmware has lost the number that tells this card from all others, which is usual after another \
              maker's firmware was written. Subnet managers and connections need it.",
         );
@@ -41,7 +43,7 @@ fn guids(device: &RdmaDevice) -> Finding {
             );
         }
         let address = &card.address;
-        return finding.todo(
+        return mind_mstflint(patient, card, finding).todo(
             "Write it back; the numbers are on the card's label, or in what you noted before. Then switch the machine \
              off and on:",
             &[
@@ -57,7 +59,7 @@ fn guids(device: &RdmaDevice) -> Finding {
 }
 
 /// The version of a card's firmware, judged where we know what the last one is.
-fn firmware(device: &RdmaDevice, card: &PciDevice) -> Finding {
+fn firmware(patient: &Patient, device: &RdmaDevice, card: &PciDevice) -> Finding {
     let (check, subject) = ("firmware", device.name.as_str());
     let described = |finding: Finding| finding.read(&device.firmware).read(&device.psid);
     let version = device.firmware.or_reason();
@@ -87,16 +89,15 @@ fn firmware(device: &RdmaDevice, card: &PciDevice) -> Finding {
             None => format!("firmware {version}; whose it is cannot be read"),
         };
         let old = numbers.as_slice() < &ASKABLE;
-        let finding =
-            if old { Finding::warn(check, subject, title) } else { Finding::note(check, subject, title) };
-        return described(finding)
+        let finding = described(Finding::note(check, subject, title));
+        return mind_mstflint(patient, card, finding)
             .means(format!(
                 "Makers number their firmware by themselves, so that Mellanox's last one is 2.42.5000 says little \
                  here.{}",
                 if old { " But mstconfig cannot ask one before 2.31.5000." } else { "" }
             ))
             .todo(
-                "If it is to be updated, take the maker's file for exactly this PSID, not Mellanox's: that can lock \
+                "Flash last, only if all else is right. Take the maker's file for exactly this PSID, not Mellanox's: that can lock \
                  ports to Ethernet, and zero the GUIDs. Make a copy first:",
                 &backup,
             );
@@ -120,36 +121,54 @@ fn firmware(device: &RdmaDevice, card: &PciDevice) -> Finding {
         true => "It is so old that mstconfig cannot even ask it for its settings.",
         false => "The last one is of September 2017.",
     };
-    described(Finding::warn(check, subject, format!("firmware {version} is old; the last one is 2.42.5000")))
-        .means(format!("{why} {exact}"))
-        .todo("Make a copy of what is there, and note the GUIDs:", &backup)
+    let title = format!("firmware {version} is old; the last one is 2.42.5000");
+    let finding = described(Finding::note(check, subject, title)).means(format!("{why} {exact}"));
+    mind_mstflint(patient, card, finding)
+        .todo(
+            "Flash last, only if all else is right. Make a copy of what is there, and note the GUIDs:",
+            &backup,
+        )
         .todo("Then write the new one, and switch the machine off and on:", &[&burn])
+}
+
+/// Cards that new versions of mstflint have forgotten.
+fn is_forgotten(card: &PciDevice) -> bool {
+    matches!(card.family(), Family::ConnectX3 | Family::ConnectX3Pro) && !card.is_virtual()
+}
+
+/// Says before advice that uses mstflint which one it takes.
+pub(super) fn mind_mstflint(patient: &Patient, card: &PciDevice, finding: Finding) -> Finding {
+    let version = patient.aside.mstflint.get().and_then(version_in);
+    let text = match version {
+        _ if !is_forgotten(card) => return finding,
+        Some(version) if version < FORGETFUL => return finding,
+        Some([major, minor]) => format!("The mstflint here, {major}.{minor}, does not know this card."),
+        None => "mstflint knows this card up to version 4.25 only; look at what apt brings.".to_owned(),
+    };
+    finding.todo(format!("{text} Version 4.25 is at {RELEASES}"), &[])
 }
 
 /// New versions of mstflint have forgotten ConnectX-3.
 fn mstflint(patient: &Patient) -> Option<Finding> {
     let fact = &patient.aside.mstflint;
-    let is_old = |card: &PciDevice| {
-        matches!(card.family(), Family::ConnectX3 | Family::ConnectX3Pro) && !card.is_virtual()
-    };
-    let has_card = patient.host.cards.iter().any(is_old)
+    let has_card = patient.host.cards.iter().any(is_forgotten)
         || patient
             .host
             .rdma
             .iter()
-            .any(|device| device.kind() == Kind::Card && device.card().is_some_and(is_old));
+            .any(|device| device.kind() == Kind::Card && device.card().is_some_and(is_forgotten));
     let said = fact.get().filter(|_| has_card)?;
     let check = "mstflint";
     Some(match version_in(said) {
         None => Finding::note(check, "", "mstflint does not tell its version").read(fact),
-        Some(version) if version >= FORGETFUL => Finding::warn(
+        Some(version) if version >= FORGETFUL => Finding::note(
             check,
             "",
             format!("mstflint {}.{} does not know ConnectX-3", version[0], version[1]),
         )
         .read(fact)
         .means("From 4.26 on it says \"Unsupported device\" for these cards, on purpose.")
-        .todo("Use 4.25 for them: https://github.com/Mellanox/mstflint/releases", &[]),
+        .todo(format!("If it is needed, take 4.25: {RELEASES}"), &[]),
         Some(version) => {
             Finding::ok(check, "", format!("mstflint {}.{} knows ConnectX-3", version[0], version[1]))
                 .read(fact)

@@ -29,8 +29,8 @@ fn memlock(patient: &Patient) -> Finding {
     let raise = |finding: Finding| {
         finding
             .todo(
-                "For users who log in: these two lines in /etc/security/limits.conf, then log in again:",
-                &["* soft memlock unlimited", "* hard memlock unlimited"],
+                "For a user who logs in: this line in /etc/security/limits.conf, with the name of the user; then log in again:",
+                &["YOURNAME - memlock unlimited"],
             )
             .todo("For a service, in its [Service] section:", &["LimitMEMLOCK=infinity"])
     };
@@ -52,11 +52,13 @@ fn memlock(patient: &Patient) -> Finding {
             .means(
                 "Without an RDMA device that matters for RAM exports only; kaerud --no-lock does without.",
             ),
-        limit if !limit.allows(LEAST) => {
-            raise(described(Finding::fail(check, "", format!("this user may lock only {limit}"))).means(
-                format!("{means} Over RDMA not even 1 MiB for a lane is possible; root has no such limit."),
-            ))
-        }
+        limit if !limit.allows(LEAST) => raise(
+            described(Finding::fail(check, "", format!("this user may lock only {limit}")))
+                .stops_rdma()
+                .means(format!(
+                    "{means} Over RDMA not even 1 MiB for a lane is possible; root has no such limit."
+                )),
+        ),
         limit if !limit.allows(wanted) => {
             let title = match patient.export {
                 Some(export) => format!("this user may lock {limit}, and the export needs {}", Size(export)),

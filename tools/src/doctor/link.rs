@@ -2,8 +2,8 @@
 
 use kaeru_common::host::{Family, PciDevice, Port, RdmaDevice};
 
-use super::finding::Finding;
-use super::{Patient, name_of};
+use super::finding::{Finding, Level};
+use super::{Patient, firmware, name_of};
 
 pub(super) fn all(patient: &Patient) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -12,7 +12,7 @@ pub(super) fn all(patient: &Patient) -> Vec<Finding> {
             findings.push(unused(device, port));
             continue;
         }
-        findings.extend(mode(device, port));
+        findings.extend(mode(patient, device, port));
         findings.push(physical(patient, device, port));
         // Without a signal there is no more to be said.
         if port.is_active() || !matches!(port.phys_state.code(), Some(1..=4 | 6)) {
@@ -22,6 +22,9 @@ pub(super) fn all(patient: &Patient) -> Vec<Finding> {
             findings.extend(manager(device, port));
             findings.push(rate(patient, device, port));
         }
+    }
+    for finding in &mut findings {
+        finding.stops_rdma = finding.level == Level::Fail;
     }
     findings
 }
@@ -48,7 +51,7 @@ fn unused(device: &RdmaDevice, port: &Port) -> Finding {
 }
 
 /// Whether a port is set to InfiniBand or Ethernet.
-fn mode(device: &RdmaDevice, port: &Port) -> Option<Finding> {
+fn mode(patient: &Patient, device: &RdmaDevice, port: &Port) -> Option<Finding> {
     let (check, subject) = ("port-mode", name_of(device, port));
     let layer = port.link_layer.or_reason();
     let Some(mode) = &port.mode else {
@@ -69,7 +72,7 @@ fn mode(device: &RdmaDevice, port: &Port) -> Option<Finding> {
         return Some(
             described(Finding::note(check, &subject, format!("speaks {layer} (set to {said})")))
                 .means("The card found out by itself. ConnectX-3 is not good at that: it may choose otherwise next time.")
-                .todo("Set it for good, until the next restart of the driver:", &[&set(if port.is_infiniband() {
+                .todo("Set it by hand, which holds until the driver is loaded anew:", &[&set(if port.is_infiniband() {
                     "ib"
                 } else {
                     "eth"
@@ -93,19 +96,23 @@ fn mode(device: &RdmaDevice, port: &Port) -> Option<Finding> {
         let text = "This is a virtual function: its ports can be set only on the machine that has the card.";
         return Some(finding.todo(text, &[]));
     }
-    Some(
-        finding
-            .todo("Look at the same file on the other PC. To set this port to the other mode:", &[&set(word)])
-            .todo(
-                "To keep it beyond a restart (1 is InfiniBand, 2 Ethernet, 3 by itself):",
-                &[&format!(
-                    "sudo mstconfig -d {} set LINK_TYPE_P{}={}",
-                    device.pci.as_ref().map_or("ADDRESS", |pci| pci.address.as_str()),
-                    port.number,
-                    if port.is_infiniband() { 2 } else { 1 }
-                )],
-            ),
-    )
+    let finding = finding.todo(
+        format!("Only if the other end is {other} (the same file there tells), set this port to it, too:"),
+        &[&set(word)],
+    );
+    let finding = match device.card() {
+        Some(card) => firmware::mind_mstflint(patient, card, finding),
+        None => finding,
+    };
+    Some(finding.todo(
+        "To keep that beyond a restart (1 is InfiniBand, 2 Ethernet, 3 by itself):",
+        &[&format!(
+            "sudo mstconfig -d {} set LINK_TYPE_P{}={}",
+            device.pci.as_ref().map_or("ADDRESS", |pci| pci.address.as_str()),
+            port.number,
+            if port.is_infiniband() { 2 } else { 1 }
+        )],
+    ))
 }
 
 /// Whether there is a signal.

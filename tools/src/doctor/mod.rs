@@ -59,6 +59,14 @@ impl Patient {
     }
 }
 
+/// What RDMA takes, and what is useful around it. The README has the same lines.
+const PACKAGES: &str = "sudo apt install rdma-core ibverbs-providers infiniband-diags";
+
+/// All modules for cards of this driver.
+fn load_modules(driver: &str) -> String {
+    format!("sudo modprobe -a {driver} ib_umad ib_ipoib rdma_ucm")
+}
+
 /// What to do about a module that the running kernel does not have.
 const MORE_MODULES: (&str, &str) = (
     "Some kernels of Ubuntu have it in another package; elsewhere it takes another kernel:",
@@ -84,6 +92,7 @@ pub fn examine(patient: &Patient) -> Report {
     let findings = sections
         .into_iter()
         .flat_map(|(section, findings)| findings.into_iter().map(move |finding| finding.in_section(section)))
+        .map(|finding| finding.with_packages(&patient.host.software))
         .collect();
     Report::new(&patient.host, findings, ceilings::measure(patient))
 }

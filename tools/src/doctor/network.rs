@@ -3,7 +3,7 @@
 use kaeru_common::host::{Gid, Kind, NetDev, PciDevice, Port, RdmaDevice};
 
 use super::aside::Packets;
-use super::finding::Finding;
+use super::finding::{Finding, Level};
 use super::{Patient, name_of};
 
 /// The port of the control stream and of lanes.
@@ -115,6 +115,23 @@ fn ethernet_mtu(patient: &Patient, device: &RdmaDevice, port: &Port, asked: Opti
     }
 }
 
+/// What to do about an interface without an address.
+const GIVE: &str = "Give its interface one (on the other PC .2):";
+
+/// A port without an address. RDMA cannot be used at all if no other port has one.
+fn without_address(patient: &Patient, port: &Port, subject: &str, title: impl Into<String>) -> Finding {
+    let finding = Finding::warn("address", subject, title);
+    let has_address = |device: &RdmaDevice, port: &Port| match port.is_infiniband() {
+        true => patient.host.netdev_of(device, port).is_some_and(|netdev| !netdev.addresses.is_empty()),
+        false => port.gids.iter().any(|gid| gid.ipv4().is_some() || gid.global().is_some()),
+    };
+    let mut others = patient.ports().filter(|(_, other)| other.path != port.path && other.is_active());
+    if others.any(|(device, other)| has_address(device, other)) {
+        return finding;
+    }
+    Finding { level: Level::Fail, ..finding }.stops_rdma()
+}
+
 /// The addresses of an Ethernet port.
 fn gids(patient: &Patient, device: &RdmaDevice, port: &Port) -> Finding {
     let (check, subject) = ("address", name_of(device, port));
@@ -128,9 +145,9 @@ fn gids(patient: &Patient, device: &RdmaDevice, port: &Port) -> Finding {
     };
     let give = format!("sudo ip addr add 192.168.7.1/24 dev {netdev}");
     if port.gids.is_empty() {
-        return Finding::warn(check, &subject, "no address")
+        return without_address(patient, port, &subject, "no address, so RDMA cannot be used")
             .saw(table, "no entry")
-            .todo("Give its interface one:", &[&give]);
+            .todo(GIVE, &[&give]);
     }
     let routed = port.gids.iter().find_map(|gid| Some((gid, gid.ipv4()?)).filter(|_| gid.is_v2()));
     if let Some((gid, address)) = routed {
@@ -146,7 +163,7 @@ fn gids(patient: &Patient, device: &RdmaDevice, port: &Port) -> Finding {
         let title = format!("RoCE v2 at {address} (entry {}), and no IPv4 address", gid.index);
         return described(Finding::note(check, &subject, title))
             .means("Peers find it by that address only.")
-            .todo("For an IPv4 address, too:", &[&give]);
+            .todo("For an IPv4 address, too (on the other PC .2):", &[&give]);
     }
     if !port.gids.iter().any(Gid::is_v2) && port.gids.iter().any(|gid| gid.kind.get().is_none()) {
         return described(Finding::note(check, &subject, "which version of RoCE it speaks cannot be read"));
@@ -158,21 +175,27 @@ fn gids(patient: &Patient, device: &RdmaDevice, port: &Port) -> Finding {
         );
         return match port.gids.iter().any(|gid| gid.ipv4().is_some()) {
             true => finding,
-            false => finding.todo("It has no IPv4 address:", &[&give]),
+            false => finding.todo(GIVE, &[&give]),
         };
     }
-    let finding = described(Finding::warn(check, &subject, "no IPv4 address among those of RoCE v2")).means(
+    let finding = described(without_address(
+        patient,
+        port,
+        &subject,
+        "no IPv4 address among those of RoCE v2, so RDMA cannot be used",
+    ))
+    .means(
         "Peers are found by IP address, and this port has only those that every interface makes for itself.",
     );
     match device.kind() {
         Kind::SoftRoce => finding.todo(
-            "Give the interface an address, and make Soft-RoCE again behind it: it takes its address when it is made.",
+            "Give the interface an address (on the other PC .2), and make Soft-RoCE again behind it: it takes its address when it is made.",
             &[
                 &give,
                 &format!("sudo rdma link delete {0}; sudo rdma link add {0} type rxe netdev {netdev}", device.name),
             ],
         ),
-        _ => finding.todo("Give its interface one:", &[&give]),
+        _ => finding.todo(GIVE, &[&give]),
     }
 }
 
@@ -182,14 +205,14 @@ fn ipoib(patient: &Patient, device: &RdmaDevice, port: &Port) -> Vec<Finding> {
     let Some(netdev) = patient.host.netdev_of(device, port) else {
         let all = patient.host.network.devices.iter().filter(|netdev| netdev.is_infiniband()).count();
         return vec![
-            Finding::warn(check, &subject, "no network interface belongs to it")
+            without_address(patient, port, &subject, "no network interface belongs to it, so RDMA cannot be used")
                 .saw(
                     "/sys/class/net/*/type",
                     format!("{all} of kind 32 (InfiniBand), none of this card and port"),
                 )
                 .means("Data does not take that way, but connections are found by IP addresses.")
                 .todo(
-                    "Load the driver, see what its interface is called, and give it an address:",
+                    "Load the driver, see what its interface is called, and give it an address (on the other PC .2):",
                     &[
                         "sudo modprobe ib_ipoib",
                         "ip -br link",
@@ -203,17 +226,19 @@ fn ipoib(patient: &Patient, device: &RdmaDevice, port: &Port) -> Vec<Finding> {
     let mut findings = vec![match netdev.addresses.first() {
         Some(address) => Finding::ok(check, &subject, format!("{name} has the address {address}"))
             .saw("/proc/net/fib_trie, /proc/net/route, /proc/net/if_inet6", address.to_string()),
-        None => Finding::warn(check, &subject, format!("{name} has no IP address that a route leads to"))
-            .saw("/proc/net/fib_trie, /proc/net/route, /proc/net/if_inet6", format!("nothing for {name}"))
-            .read(&netdev.operstate)
-            .means("Data does not take that way, but connections are found by IP addresses.")
-            .todo(
-                "Give it one, another on each PC:",
-                &[
-                    &format!("sudo ip addr add 192.168.7.1/24 dev {name}"),
-                    &format!("sudo ip link set {name} up"),
-                ],
-            ),
+        None => without_address(
+            patient,
+            port,
+            &subject,
+            format!("{name} has no IP address that a route leads to"),
+        )
+        .saw("/proc/net/fib_trie, /proc/net/route, /proc/net/if_inet6", format!("nothing for {name}"))
+        .read(&netdev.operstate)
+        .means("Data does not take that way, but connections are found by IP addresses.")
+        .todo(
+            GIVE,
+            &[&format!("sudo ip addr add 192.168.7.1/24 dev {name}"), &format!("sudo ip link set {name} up")],
+        ),
     }];
     let slow = netdev.mode.get() == Some("datagram") && netdev.mtu.number() == Some(DATAGRAM);
     let described = |finding: Finding| finding.read(&netdev.mode).read(&netdev.mtu);

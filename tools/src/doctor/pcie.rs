@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use kaeru_common::host::{Family, PciDevice, PciLink, PciNode, RdmaDevice};
+use kaeru_common::host::{PciDevice, PciLink, PciNode, RdmaDevice};
 
 use super::Patient;
 use super::finding::Finding;
@@ -13,6 +13,9 @@ const HOT: i64 = 105;
 /// What a sensor in a machine that runs can mean, and what can be the limit of a card.
 const DEGREES: RangeInclusive<i64> = 1..=150;
 const LIMITS: RangeInclusive<i64> = 60..=150;
+
+/// What to look for in the words of lspci.
+const LOOK: &str = "Then look: LnkCap is what the card can do, LnkSta what it does, and Speed and Width should be the same in both:";
 
 pub(super) fn all(patient: &Patient) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -96,7 +99,12 @@ fn slot(patient: &Patient, card: &PciDevice) -> Finding {
     };
     let narrowest = card.narrowest().filter(|(_, link)| link.gigabytes() + 0.001 < now.gigabytes());
     if let Some((node, link)) = narrowest {
-        let title = format!("runs at {now}, but the way to it is {link} at the bridge {}", node.address);
+        let could = match own.best() {
+            Some(best) if own.is_below_best() => format!(" (the card can do {best})"),
+            _ => String::new(),
+        };
+        let title =
+            format!("runs at {now}{could}, but the way to it is {link} at the bridge {}", node.address);
         let finding = describe(describe(level(link)(check, subject, title), own), node);
         return finding
             .means(format!("{} Slots behind the chipset share one way to the processor.", compared(link)))
@@ -118,7 +126,7 @@ fn slot(patient: &Patient, card: &PciDevice) -> Finding {
         Some((slot, limit)) if limit.gigabytes() + 0.001 < best.gigabytes() => describe(finding, slot)
             .means(format!("{} The slot can do no more than {limit}.", compared(now)))
             .todo(
-                "Move the card to a slot that is wired to the processor and has all its lanes:",
+                format!("Move the card to a slot that is wired to the processor and has all its lanes. {LOOK}"),
                 &[&format!("sudo lspci -vv -s {subject} | grep -E 'LnkCap:|LnkSta:'")],
             ),
         Some((slot, limit)) => describe(finding, slot)
@@ -127,11 +135,11 @@ fn slot(patient: &Patient, card: &PciDevice) -> Finding {
                 compared(now)
             ))
             .todo(
-                "Reseat the card, set the slot to Gen3 in the BIOS, and look for a newer BIOS:",
+                format!("Reseat the card, set the slot to Gen3 in the BIOS, and look for a newer BIOS. {LOOK}"),
                 &[&format!("sudo lspci -vv -s {subject} | grep -E 'LnkCap:|LnkSta:'")],
             ),
         None => finding.means(compared(now)).todo(
-            "Use a slot that is wired to the processor and has all its lanes; set it to Gen3 in the BIOS:",
+            format!("Use a slot that is wired to the processor and has all its lanes; set it to Gen3 in the BIOS. {LOOK}"),
             &[&format!("sudo lspci -vv -s {subject} | grep -E 'LnkCap:|LnkSta:'")],
         ),
     }
@@ -158,18 +166,18 @@ fn node(patient: &Patient, card: &PciDevice) -> Option<Finding> {
 fn temperature(card: &PciDevice) -> Finding {
     let (check, subject) = ("temperature", card.address.as_str());
     let read = card.temperature.as_ref().and_then(|fact| Some((fact, fact.parse::<i64>()?)));
+    let air = "These cards need moving air: point a fan at it.";
+    let title = "its temperature cannot be read";
     let Some((fact, thousandths)) = read else {
-        let is_mlx4 = matches!(card.family(), Family::ConnectX3 | Family::ConnectX3Pro);
-        let why = if is_mlx4 {
-            "The driver of ConnectX-3 tells nobody; that is normal."
-        } else {
-            "Its driver does not tell."
-        };
-        return Finding::note(check, subject, "its temperature cannot be read")
+        if let Some(fact) = &card.temperature {
+            return Finding::note(check, subject, title).read(fact).means(air);
+        }
+        // Healthy cards have none either, such as every ConnectX-3.
+        return Finding::ok(check, subject, title)
             .saw(format!("{}/hwmon", card.path), "no sensor")
-            .means(format!("{why} These cards need moving air: point a fan at it."))
+            .means(format!("The driver shows no sensor, as is usual for ConnectX-3. {air}"))
             .todo(
-                "With Mellanox's tools (MFT), root can ask the card itself:",
+                "mget_temp asks the card itself. It is in no package of Debian; it belongs to MFT, which NVIDIA has on its site:",
                 &[&format!("sudo mget_temp -d {subject}")],
             );
     };

@@ -84,9 +84,10 @@ fn examine(ours: &Host, description: &Description) -> Vec<Finding> {
     for finding in &mut findings {
         finding.subject = format!("{name}, {}", finding.subject);
     }
-    findings.extend(way(ours, description));
-    findings.extend(compare(&ours.facts(concat!("kaeru-doctor ", env!("CARGO_PKG_VERSION"))), facts, &name));
-    findings
+    let facts_of_ours = ours.facts(concat!("kaeru-doctor ", env!("CARGO_PKG_VERSION")));
+    let between = way(ours, description).into_iter().chain(compare(&facts_of_ours, facts, &name));
+    let of_theirs = findings.into_iter().map(|finding| finding.with_packages(&theirs.host.software));
+    of_theirs.chain(between.map(|finding| finding.with_packages(&ours.software))).collect()
 }
 
 /// Whether packets to the other machine leave by an interface of an RDMA device.
@@ -112,6 +113,7 @@ fn way(ours: &Host, description: &Description) -> Option<Finding> {
             "",
             format!("{address} is reached by {interface}, which is no RDMA interface"),
         ))
+        .stops_rdma()
         .means(format!("RDMA goes where the address goes. Here it would have to be {}.", names.join(" or ")))
         .todo(
             "Use the address that the other machine has there, and listen on it:",
@@ -139,11 +141,19 @@ fn compare(ours: &HostFacts, theirs: &HostFacts, name: &str) -> Vec<Finding> {
             (true, false) => "this machine has no RDMA device".to_owned(),
             (false, _) => format!("{name} has no RDMA device"),
         };
-        findings.push(
-            Finding::note("peer-ports", "", format!("{who}, so data goes over TCP"))
+        let title = format!("{who}, so data goes over TCP");
+        let read = |finding: Finding| {
+            finding
                 .saw("RDMA ports of this machine", ours.ports.len().to_string())
-                .saw(format!("RDMA ports of {name}"), theirs.ports.len().to_string()),
-        );
+                .saw(format!("RDMA ports of {name}"), theirs.ports.len().to_string())
+        };
+        // A card at one end is of no use alone.
+        findings.push(match ours.ports.is_empty() && theirs.ports.is_empty() {
+            true => read(Finding::note("peer-ports", "", title)),
+            false => read(Finding::warn("peer-ports", "", title))
+                .stops_rdma()
+                .todo("If that machine has a card, this tells there what it lacks:", &["kaeru-doctor"]),
+        });
         return findings;
     };
     findings.push(table(here, there, name));
@@ -265,6 +275,7 @@ fn layers(here: &PortFacts, there: &PortFacts, name: &str) -> Option<Finding> {
     }
     let title = format!("this end speaks {mine}, {name} speaks {other}");
     let finding = both(Finding::fail(check, "", title), "link_layer", mine, other, name)
+        .stops_rdma()
         .means("Two ends in different modes never see one another.");
     let set =
         |port: &PortFacts, who: &str, finding: Finding| match (port.link_layer.as_str(), port.pci.first()) {
@@ -375,6 +386,7 @@ fn roce(here: &PortFacts, there: &PortFacts, name: &str) -> Option<Finding> {
     Some(match common {
         true => both(Finding::ok(check, "", "both ends speak one version of RoCE"), "RoCE", mine, other, name),
         false => both(Finding::fail(check, "", "the two ends speak different versions of RoCE"), "RoCE", mine, other, name)
+            .stops_rdma()
             .means("Version 1 is no IP, version 2 is: neither understands the other. Soft-RoCE speaks version 2 only.")
             .todo("On a card, a newer firmware may add version 2. Until then:", &["kaeru attach … --fabric tcp"]),
     })
@@ -450,7 +462,8 @@ mod tests {
             level(vec![speaks(true, false)], same(speaks(false, true)), "peer-roce"),
             Some(Level::Fail)
         );
-        assert_eq!(level(vec![], same(fdr()), "peer-ports"), Some(Level::Note));
+        assert_eq!(level(vec![], same(fdr()), "peer-ports"), Some(Level::Warn));
+        assert_eq!(level(vec![], vec![], "peer-ports"), Some(Level::Note));
         let ipoib = |bytes: &str| PortFacts { interface_mtu: bytes.into(), ..fdr() };
         assert_eq!(level(vec![ipoib("2044")], same(ipoib("65520")), "peer-ipoib"), Some(Level::Note));
         assert_eq!(level(vec![ipoib("2044")], same(ipoib("2044")), "peer-ipoib"), None);

@@ -1,12 +1,13 @@
 //! A report: text for people, JSON for programs.
 
+use std::cmp::Reverse;
 use std::io::{self, Write};
 
 use kaeru_common::host::Host;
 use serde::Serialize;
 
-use super::ceilings::Ceiling;
-use super::finding::{Finding, Level, Section};
+use super::ceilings::{self, Ceiling};
+use super::finding::{Finding, Level};
 
 /// A terminal that nobody has widened.
 const WIDTH: usize = 80;
@@ -26,7 +27,7 @@ pub struct Report {
     pub counts: Counts,
     /// How fast each port can be.
     pub ceilings: Vec<Ceiling>,
-    /// What was found.
+    /// What was found, the worst first.
     pub findings: Vec<Finding>,
 }
 
@@ -76,6 +77,8 @@ impl Report {
     /// Adds findings.
     pub(super) fn add(&mut self, findings: Vec<Finding>) {
         self.findings.extend(findings);
+        self.findings.sort_by_key(|finding| (Reverse(finding.level), !finding.stops_rdma));
+        ceilings::mark(&mut self.findings);
         let count = |level| self.findings.iter().filter(|finding| finding.level == level).count();
         self.counts = Counts {
             ok: count(Level::Ok),
@@ -86,7 +89,8 @@ impl Report {
         self.level = self.findings.iter().map(|finding| finding.level).max().unwrap_or(Level::Ok);
     }
 
-    /// Prints it for people. What is as it should be gets one line, unless `all` details are wanted.
+    /// Prints it for people: the worst first, and in short once more at the end, where a terminal stops. What is as it
+    /// should be is only counted, unless `all` is wanted.
     ///
     /// # Errors
     /// Where it cannot be printed.
@@ -94,19 +98,33 @@ impl Report {
         let Machine { host, kernel, .. } = &self.machine;
         let (host, kernel) = (host.as_deref().unwrap_or("a machine"), kernel.as_deref().unwrap_or("unknown"));
         writeln!(out, "kaeru-doctor {} on {host}, kernel {kernel}", self.kaeru_doctor)?;
-        let mut section = None;
-        for finding in &self.findings {
-            if section.replace(finding.section) != Some(finding.section) {
-                writeln!(out, "\n{}", paint.bold(finding.section.title()))?;
-            }
-            print_finding(finding, paint, all, out)?;
-        }
-        let Counts { ok, note, warn, fail } = self.counts;
         let plural =
             |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
+        for level in Level::WORST_FIRST {
+            let findings: Vec<&Finding> =
+                self.findings.iter().filter(|finding| finding.level == level).collect();
+            if findings.is_empty() {
+                continue;
+            }
+            writeln!(out, "\n{}", paint.bold(level.heading()))?;
+            let is_shown = |finding: &&&Finding| all || level != Level::Ok || is_answer(finding);
+            for finding in findings.iter().filter(is_shown) {
+                print_finding(finding, paint, out)?;
+            }
+            let folded = findings.iter().filter(|finding| !is_shown(finding)).count();
+            if folded > 0 {
+                let verb = if folded == 1 { "is" } else { "are" };
+                writeln!(out, "  {} {verb} ok; -v lists them", plural(folded, "check"))?;
+            }
+        }
+        writeln!(out)?;
+        for finding in self.findings.iter().filter(|finding| finding.level >= Level::Warn) {
+            writeln!(out, "{}  {}", paint.level(finding.level, finding.level.word()), finding.headline())?;
+        }
+        let Counts { ok, note, warn, fail } = self.counts;
         writeln!(
             out,
-            "\n{}: {}, {}, {}, {ok} ok",
+            "{}: {}, {}, {}, {ok} ok",
             verdict(self.level),
             plural(fail, "failure"),
             plural(warn, "warning"),
@@ -134,19 +152,16 @@ const fn verdict(level: Level) -> &'static str {
     }
 }
 
-fn print_finding(finding: &Finding, paint: Paint, all: bool, out: &mut impl Write) -> io::Result<()> {
-    let about = match finding.subject.as_str() {
-        "" => String::new(),
-        subject => format!("{subject}: "),
-    };
-    let lines = wrap(&format!("{about}{}", finding.title), WIDTH - TITLE);
+/// Whether somebody wants to see it although it is as it should be: how fast it is, and what was asked for by a flag.
+fn is_answer(finding: &Finding) -> bool {
+    [ceilings::CHECK, "errors-added", "export", super::peer::TABLE].contains(&finding.check)
+}
+
+fn print_finding(finding: &Finding, paint: Paint, out: &mut impl Write) -> io::Result<()> {
+    let lines = wrap(&finding.headline(), WIDTH - TITLE);
     for (number, line) in lines.iter().enumerate() {
         let word = if number == 0 { finding.level.word() } else { "" };
         writeln!(out, "  {}  {line}", paint.level(finding.level, &format!("{word:4}")))?;
-    }
-    let is_table = finding.section == Section::Ceilings || finding.check == super::peer::TABLE;
-    if finding.level == Level::Ok && !all && !is_table {
-        return Ok(());
     }
     let margin = " ".repeat(TITLE);
     for reading in &finding.read {

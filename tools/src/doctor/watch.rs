@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kaeru_common::host::{Counter, CounterKind, Fact, Growth, Port, RdmaDevice};
 
-use super::counters::MEND;
+use super::counters::{MEND, RESET, reset};
 use super::finding::Finding;
 use super::{Patient, name_of};
 
@@ -97,8 +97,8 @@ fn changed(subject: &str, earlier: &Port, now: &Port, watched: &Watched) -> Opti
 }
 
 /// What the error counters of a port counted between two readings.
-pub(super) fn errors(subject: &str, watched: &Watched, earlier: &Port, now: &Port) -> Finding {
-    let check = "errors-added";
+pub(super) fn errors(device: &RdmaDevice, watched: &Watched, earlier: &Port, now: &Port) -> Finding {
+    let (check, subject) = ("errors-added", &name_of(device, now));
     let later = |counter: &Counter| now.counters.iter().find(|now| now.name == counter.name);
     let pairs: Vec<(&Counter, Growth)> = earlier
         .counters
@@ -151,7 +151,7 @@ pub(super) fn errors(subject: &str, watched: &Watched, earlier: &Port, now: &Por
         let title = "a counter is at its end, so nobody can see whether it grows";
         return show(Finding::warn(check, subject, title))
             .means(traffic)
-            .todo("Reset the counters, and look again:", &["sudo perfquery -R", again]);
+            .todo(RESET, &[&reset(device, now), again]);
     }
     if errors().any(|(_, growth)| matches!(growth, Growth::Reset(_))) {
         let title = format!("counters were reset {in_time}, so errors before that cannot be seen");
