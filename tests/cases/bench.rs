@@ -197,7 +197,8 @@ fn a_disk_is_compared_with_in_a_file_of_its_own() {
 #[test]
 fn wrong_usage_is_told_from_failure() {
     run_bench(&[]).failure(2, &["Usage"]);
-    run_bench(&["latency"]).failure(2, &["HOST/EXPORT"]);
+    run_bench(&["latency"]).failure(2, &["HOST/EXPORT", "--socket", "--device", "--disk"]);
+    run_bench(&["run", "h/x", "--reads", "70", "--write", "--yes"]).failure(2, &["--reads", "--op mixed"]);
     run_bench(&["latency", "h/x", "--depth", "0"]).failure(2, &["--depth"]);
     run_bench(&["latency", "h/x", "--rung", "sky"]).failure(2, &["sky"]);
     run_bench(&["compare", "one.json"]).failure(2, &["FILE"]);
