@@ -22,7 +22,9 @@ fn args<'a>(first: &[&'a str], rest: &[&'a str]) -> Vec<&'a str> {
 fn every_rung_is_measured_and_told_apart() {
     let server = Server::start(&["--ram", "scratch=16M"]);
     let target = server.export("scratch");
-    let found = report(&args(&["latency", &target, "--write", "--yes"], SHORT));
+    let found = report(&args(&["latency", &target, "--write", "--yes", "--label", "my first try"], SHORT));
+    assert_eq!(found["remarks"], serde_json::json!(["my first try"]));
+    assert!(!found["labels"].to_string().contains("my first try"), "{found:#}");
     assert_eq!((&found["schema"], &found["preset"]), (&"kaeru-bench/1".into(), &"latency".into()));
     for rung in ["ram", "fabric", "remote", "socket"] {
         for operation in ["read", "write"] {
