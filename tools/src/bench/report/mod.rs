@@ -94,7 +94,7 @@ impl Report {
         self.steps.clear();
         let apart = &self.apart;
         for op in Op::ALL {
-            let mut below: Option<(RungName, f64, Option<(f64, f64)>)> = None;
+            let mut below: Option<&Measured> = None;
             let alike = self.results.iter().filter(|result| {
                 let single = result.depth == 1 && result.lanes == 1 && result.rate.is_none();
                 single && result.operation == op && result.mixed_reads_percent.is_none()
@@ -106,18 +106,19 @@ impl Report {
             let first = self.steps.len();
             for result in ladder {
                 let Some(median) = result.all.latency_us.p50 else { continue };
-                let us = ((median - below.map_or(0.0, |(_, us, _)| us)) * 1e3).round() / 1e3;
-                let spread = result.median_spread_us;
-                let spreads = below.and_then(|(_, _, below)| below).zip(spread);
+                let us = ((median - below.and_then(|below| below.all.latency_us.p50).unwrap_or(0.0)) * 1e3)
+                    .round()
+                    / 1e3;
+                let spreads = below.and_then(|below| below.median_spread_us).zip(result.median_spread_us);
                 self.steps.push(Step {
                     operation: op,
-                    from: below.map(|(rung, ..)| rung),
+                    from: below.map(|below| below.rung),
                     to: result.rung,
                     us,
                     is_within_spread: spreads
                         .is_some_and(|(below, above)| below.0 <= above.1 && above.0 <= below.1),
                 });
-                below = Some((result.rung, median, spread));
+                below = Some(result);
             }
             if self.steps.len() == first + 1 {
                 // One rung alone has no difference to any.
