@@ -22,7 +22,9 @@ fn args<'a>(first: &[&'a str], rest: &[&'a str]) -> Vec<&'a str> {
 fn every_rung_is_measured_and_told_apart() {
     let server = Server::start(&["--ram", "scratch=16M"]);
     let target = server.export("scratch");
-    let found = report(&args(&["latency", &target, "--write", "--yes"], SHORT));
+    let found = report(&args(&["latency", &target, "--write", "--yes", "--label", "my first try"], SHORT));
+    assert_eq!(found["remarks"], serde_json::json!(["my first try"]));
+    assert!(!found["labels"].to_string().contains("my first try"), "{found:#}");
     assert_eq!((&found["schema"], &found["preset"]), (&"kaeru-bench/1".into(), &"latency".into()));
     for rung in ["ram", "fabric", "remote", "socket"] {
         for operation in ["read", "write"] {
@@ -197,7 +199,8 @@ fn a_disk_is_compared_with_in_a_file_of_its_own() {
 #[test]
 fn wrong_usage_is_told_from_failure() {
     run_bench(&[]).failure(2, &["Usage"]);
-    run_bench(&["latency"]).failure(2, &["HOST/EXPORT"]);
+    run_bench(&["latency"]).failure(2, &["HOST/EXPORT", "--socket", "--device", "--disk"]);
+    run_bench(&["run", "h/x", "--reads", "70", "--write", "--yes"]).failure(2, &["--reads", "--op mixed"]);
     run_bench(&["latency", "h/x", "--depth", "0"]).failure(2, &["--depth"]);
     run_bench(&["latency", "h/x", "--rung", "sky"]).failure(2, &["sky"]);
     run_bench(&["compare", "one.json"]).failure(2, &["FILE"]);

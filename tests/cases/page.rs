@@ -16,12 +16,15 @@ addEventListener('error', event => { window.failed = String(event.message); });
 addEventListener('load', () => setTimeout(() => {
     const frames = [...document.querySelectorAll('iframe')].map(frame => {
         const page = frame.contentDocument;
+        const cut = [...page.querySelectorAll('.scroll')].filter(part => part.scrollWidth > part.clientWidth);
+        const hint = part => getComputedStyle(part.querySelector('caption'), '::before').content;
         return {
             room: frame.clientWidth, wide: page.documentElement.scrollWidth,
             ground: getComputedStyle(page.body).backgroundColor,
             plots: page.querySelectorAll('figure > svg').length,
             flat: [...page.querySelectorAll('figure > svg')].filter(plot => plot.getBoundingClientRect().height < 100).length,
             scripts: page.scripts.length,
+            cut: cut.length, silent: cut.filter(part => !hint(part).includes('scroll')).length,
             data: [...page.querySelectorAll('data')].map(data => [data.dataset.at, Number(data.value), data.textContent]),
         };
     });
@@ -105,6 +108,9 @@ fn the_page_fits_phones_and_desks_in_light_and_dark_and_its_numbers_are_those_of
                     (&frame["plots"], &frame["flat"], &frame["scripts"]),
                     (&4.into(), &0.into(), &0.into())
                 );
+                let is_desk = frame["room"].as_u64() > Some(1000);
+                assert!(!is_desk || frame["cut"] == 0, "{} tables are cut off on a desk", frame["cut"]);
+                assert_eq!(frame["silent"], 0, "tables are cut off and do not say so");
                 let data = frame["data"].as_array().unwrap();
                 assert!(data.len() > 50, "{}", data.len());
                 for number in data {

@@ -8,7 +8,7 @@ as=()
 examine() {
     local wanted=$1 status=0
     shift
-    words=$("${as[@]}" "$KAERU_BIN/kaeru-doctor" "$@") || status=$?
+    words=$("${as[@]}" "$KAERU_BIN/kaeru-doctor" -v "$@") || status=$?
     say "$words"
     [ $status = "$wanted" ]
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use clap::{Arg, Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use kaeru_client::args::{parse_spin, parse_time};
 use kaeru_client::nbd::lane::Spin;
 use kaeru_client::nbd::proto::MAX_REQUEST;
@@ -55,24 +55,46 @@ Exit status: 0 success, 1 failure or failed operations, 2 wrong usage, 130 inter
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// How long a 4 KiB block takes, one at a time
-    #[command(after_help = MEASURE_HELP)]
+    #[command(after_help = MEASURE_HELP, mut_args(|arg| with_default(arg, EVERY, "1", "4K")))]
     Latency(Measure),
     /// How many bytes go through: 128 KiB blocks in order, 16 at once
-    #[command(after_help = MEASURE_HELP)]
+    #[command(after_help = MEASURE_HELP, mut_args(|arg| with_default(arg, EVERY, "16", "128K")))]
     Bandwidth(Measure),
     /// How many operations go through: 4 KiB blocks at random places, 32 at once
-    #[command(after_help = MEASURE_HELP)]
+    #[command(after_help = MEASURE_HELP, mut_args(|arg| with_default(arg, EVERY, "32", "4K")))]
     Iops(Measure),
     /// Latency and throughput for every size at every depth
-    #[command(after_help = MEASURE_HELP)]
+    #[command(
+        after_help = MEASURE_HELP,
+        mut_args(|arg| with_default(arg, "remote, and what --socket, --device and --disk name", "see --depths", "see --sizes"))
+    )]
     Sweep(Sweep),
     /// A load of your own
-    #[command(after_help = MEASURE_HELP)]
+    #[command(
+        after_help = MEASURE_HELP,
+        mut_args(|arg| with_default(arg, EVERY, "1", "4K")),
+        mut_arg("write", |arg| arg.help("Allow writes (see --op), which OVERWRITE blocks all over the export"))
+    )]
     Run(Run),
     /// Tell whether reports (made with --json) differ by more than their runs differ among themselves
     Compare(Compare),
     /// Say what this machine is: card, firmware, link, PCIe, kernel, governor
     Machine(Machine),
+}
+
+/// Where all but a sweep measure.
+const EVERY: &str = "every one that there is";
+
+/// Says in the help of a subcommand what its flags mean by themselves.
+fn with_default(arg: Arg, rung: &str, depth: &str, block: &str) -> Arg {
+    let default = match arg.get_id().as_str() {
+        "rung" => rung,
+        "depth" => depth,
+        "block" => block,
+        _ => return arg,
+    };
+    let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+    arg.help(format!("{help} [default: {default}]"))
 }
 
 const MEASURE_HELP: &str = "\
@@ -94,12 +116,12 @@ export, and a yes: typed when asked, or --yes.";
 #[derive(Debug, ClapArgs)]
 pub struct Measure {
     /// The export
-    #[arg(value_name = "HOST/EXPORT", required_unless_present_any = ["socket", "device", "disk"])]
+    #[arg(value_name = "HOST/EXPORT")]
     pub target: Option<Target>,
     /// Which fabric to use
     #[arg(long, value_enum, default_value = "auto")]
     pub fabric: FabricChoice,
-    /// Where to measure, several with commas [default: every one that there is]
+    /// Where to measure, several with commas
     #[arg(long, value_enum, value_delimiter = ',', value_name = "RUNG", hide_possible_values = true)]
     pub rung: Vec<RungName>,
     /// Measure the NBD server on this Unix socket instead of a lane of our own
@@ -215,9 +237,9 @@ pub struct Run {
     /// Which operations
     #[arg(long, value_enum, default_value = "read")]
     pub op: RunOp,
-    /// Reads in a hundred operations of a mixed load
-    #[arg(long, value_name = "PERCENT", default_value = "70", value_parser = clap::value_parser!(u8).range(1..=99))]
-    pub reads: u8,
+    /// Reads in a hundred operations of --op mixed [default: 70]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=99))]
+    pub reads: Option<u8>,
     /// In which order blocks are taken
     #[arg(long, value_enum, default_value = "random")]
     pub pattern: Pattern,
@@ -295,6 +317,35 @@ mod tests {
     #[test]
     fn the_flags_are_sound() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn the_help_of_each_subcommand_has_its_own_defaults() {
+        let help = |name: &str| {
+            let mut all = Args::command();
+            let text = all.find_subcommand_mut(name).unwrap().render_long_help().to_string();
+            text.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        for (name, rung, depth, block) in [
+            ("latency", "every one", "1", "4K"),
+            ("bandwidth", "every one", "16", "128K"),
+            ("iops", "every one", "32", "4K"),
+            ("run", "every one", "1", "4K"),
+            ("sweep", "remote", "see --depths", "see --sizes"),
+        ] {
+            let text = help(name);
+            for part in [
+                format!("several with commas [default: {rung}"),
+                format!("at once on each lane [default: {depth}]"),
+                format!("Bytes of one operation [default: {block}]"),
+            ] {
+                assert!(text.contains(&part), "{part} is not in {text}");
+            }
+        }
+        assert!(
+            help("run").contains("Allow writes (see --op)") && !help("run").contains("Measure writes too")
+        );
+        assert!(help("latency").contains("Measure writes too"));
     }
 
     #[test]

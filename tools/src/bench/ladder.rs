@@ -116,7 +116,7 @@ fn empty(plan: &Plan, command: &str, server: Option<Machine>) -> Report {
     let target =
         target.or_else(|| path(&plan.socket)).or_else(|| path(&plan.device)).or_else(|| path(&plan.disk));
     let began = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let mut labels: Vec<String> = plan.labels.iter().map(|label| format!("label: {label}")).collect();
+    let mut labels = Vec::new();
     if cfg!(windows) && std::env::var_os("WINEPREFIX").or_else(|| std::env::var_os("WINELOADER")).is_some() {
         labels.push("Wine: Windows is imitated".into());
     }
@@ -130,6 +130,7 @@ fn empty(plan: &Plan, command: &str, server: Option<Machine>) -> Report {
         target_bytes: None,
         target_kind: None,
         labels,
+        remarks: plan.labels.clone(),
         route: None,
         spin: match plan.spin {
             _ if !plan.needs_session() => String::new(),

@@ -126,9 +126,21 @@ impl Plan {
             }
             Command::Run(Run { op, reads, pattern, measure }) => {
                 let mix = match op {
+                    RunOp::Read | RunOp::Write if reads.is_some() => {
+                        return wrong(
+                            ErrorKind::ArgumentConflict,
+                            "--reads is about a mixed load; add --op mixed, or leave it out",
+                        );
+                    }
+                    RunOp::Read if measure.write => {
+                        return wrong(
+                            ErrorKind::ArgumentConflict,
+                            "--write, but --op read writes nothing; add --op write or --op mixed, or leave it out",
+                        );
+                    }
                     RunOp::Read => Mix::Only(Op::Read),
                     RunOp::Write => Mix::Only(Op::Write),
-                    RunOp::Mixed => Mix::Reads(*reads),
+                    RunOp::Mixed => Mix::Reads(reads.unwrap_or(70)),
                 };
                 Self::build(measure, preset("run", *pattern, 4 << 10, 1), Some(mix))
             }
@@ -257,6 +269,13 @@ fn wrong<T>(kind: ErrorKind, text: &str) -> Result<T, clap::Error> {
 /// Where to measure: what was asked for, else all that there is.
 fn rungs(measure: &Measure, preset: &Preset) -> Result<Vec<RungName>, clap::Error> {
     let Measure { target, socket, device, disk, rung, .. } = measure;
+    if target.is_none() && socket.is_none() && device.is_none() && disk.is_none() {
+        return wrong(
+            ErrorKind::MissingRequiredArgument,
+            "say what to measure: HOST/EXPORT (\"kaeru ls HOST\" lists the exports), --socket PATH, --device PATH or \
+             --disk PATH",
+        );
+    }
     let mut wanted = rung.clone();
     if wanted.is_empty() {
         if target.is_some() {
@@ -413,11 +432,30 @@ mod tests {
         assert!(parse("run", &["h/x", "--op", "mixed"]).unwrap_err().contains("--write"));
         let mixed = parse("run", &["h/x", "--op", "mixed", "--reads", "30", "--write"]).unwrap();
         assert_eq!((mixed.mixes, mixed.agreed), (vec![Mix::Reads(30)], false));
+        assert_eq!(parse("run", &["h/x", "--op", "mixed", "--write"]).unwrap().mixes, [Mix::Reads(70)]);
+    }
+
+    #[test]
+    fn a_load_that_would_not_be_what_its_flags_say_is_refused() {
+        let refused = |flags: &[&str]| parse("run", &[&["h/x"], flags].concat()).unwrap_err();
+        for flags in [
+            &["--reads", "70", "--write", "--yes"][..],
+            &["--reads", "70"],
+            &["--op", "write", "--reads", "1"],
+        ] {
+            assert!(refused(flags).contains("add --op mixed"), "{flags:?}");
+        }
+        for flags in [&["--write", "--yes"][..], &["--op", "read", "--write"]] {
+            assert!(refused(flags).contains("--op read writes nothing"), "{flags:?}");
+        }
     }
 
     #[test]
     fn what_is_missing_or_contradicts_itself_is_said() {
-        fails(&[], "required");
+        for part in ["HOST/EXPORT", "--socket", "--device", "--disk"] {
+            fails(&[], part);
+            fails(&["--rung", "ram"], part);
+        }
         fails(&["--socket", "/s", "--rung", "remote"], "needs HOST/EXPORT");
         fails(&["h/x", "--rung", "device"], "needs --device");
         fails(&["h/x", "--socket", "/s", "--rung", "remote"], "leave one of them out");

@@ -19,6 +19,15 @@ pub fn micros_f64(micros: Option<f64>) -> String {
     }
 }
 
+/// Microseconds in a unit of which nobody has to count the digits, and that unit.
+pub fn scaled(micros: f64) -> (String, &'static str) {
+    match micros.abs() {
+        size if size < 9_999.95 => (micros_f64(Some(micros)), "µs"),
+        size if size < 9_999_950.0 => (micros_f64(Some(micros / 1e3)), "ms"),
+        _ => (micros_f64(Some(micros / 1e6)), "s"),
+    }
+}
+
 /// A number of operations a second, to three digits at least.
 pub fn rate(rate: f64) -> String {
     match rate {
@@ -56,6 +65,19 @@ pub fn short(bytes: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_times_have_a_longer_unit() {
+        for (micros, shown, unit) in [
+            (54.07, "54.1", "µs"),
+            (9_999.0, "9999.0", "µs"),
+            (12_345.0, "12.3", "ms"),
+            (2_151_678.0, "2151.7", "ms"),
+            (3.6e9, "3600.0", "s"),
+        ] {
+            assert_eq!(scaled(micros), (shown.to_owned(), unit));
+        }
+    }
 
     #[test]
     fn figures_have_as_many_digits_as_they_are_worth() {

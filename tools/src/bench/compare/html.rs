@@ -22,6 +22,11 @@ pub(super) fn page(comparison: &Comparison, reports: &[Report]) -> String {
         escape(&title),
         escape(names.first().unwrap_or(&""))
     );
+    for file in &comparison.files {
+        for remark in &file.remarks {
+            let _ = write!(body, "<p>{}, remark: {}</p>", escape(&file.name), escape(remark));
+        }
+    }
     for caution in &comparison.cautions {
         let _ = write!(body, "<p class=\"warn\" role=\"note\">{}</p>", escape(caution));
     }
@@ -43,7 +48,9 @@ pub(super) fn page(comparison: &Comparison, reports: &[Report]) -> String {
     for alone in &comparison.alone {
         let _ = write!(body, "<p class=\"none\">Not compared: {}</p>", escape(alone));
     }
-    let _ = write!(body, "<p>{}</p>", escape(ADVICE));
+    for text in comparison.trust().iter().map(String::as_str).chain([ADVICE]) {
+        let _ = write!(body, "<p>{}</p>", escape(text));
+    }
     page_of(&format!("Comparison of {title}"), &body, &escape(&warning(reports).unwrap_or_default()))
 }
 

@@ -40,6 +40,24 @@ pub struct Comparison {
     pub alone: Vec<String>,
     /// What keeps the reports from being compared like with like.
     pub cautions: Vec<String>,
+    /// Verdicts that runs could give: as many comparisons were made.
+    pub comparisons: usize,
+    /// So many of them would find a difference, on average, if there were none.
+    pub by_chance: f64,
+}
+
+impl Comparison {
+    /// How far verdicts can be trusted; `None` where there is none.
+    pub fn trust(&self) -> Option<String> {
+        (self.comparisons > 0).then(|| {
+            let Self { comparisons, by_chance, .. } = self;
+            format!(
+                "{comparisons} comparisons were made, and chance alone would find a difference in {by_chance:.1} of them where \
+                 there is none; with --repeat 5 it finds one in {:.0}",
+                odds((5, 5))
+            )
+        })
+    }
 }
 
 /// A report.
@@ -51,6 +69,8 @@ pub struct Compared {
     pub target: String,
     /// Its labels.
     pub labels: Vec<String>,
+    /// What its user wants to have said.
+    pub remarks: Vec<String>,
 }
 
 /// A load at a place.
@@ -162,11 +182,22 @@ pub fn compare(names: &[String], reports: &[Report]) -> Comparison {
         name: name.clone(),
         target: report.target.clone(),
         labels: report.labels.clone(),
+        remarks: report.remarks.clone(),
     });
     let (mut rows, mut alone) = (Vec::new(), Vec::new());
     let (first, others) = match reports.split_first() {
         Some(split) => split,
-        None => return Comparison { schema: SCHEMA, files: Vec::new(), rows, alone, cautions: Vec::new() },
+        None => {
+            return Comparison {
+                schema: SCHEMA,
+                files: Vec::new(),
+                rows,
+                alone,
+                cautions: Vec::new(),
+                comparisons: 0,
+                by_chance: 0.0,
+            };
+        }
     };
     for result in &first.results {
         let found =
@@ -190,7 +221,16 @@ pub fn compare(names: &[String], reports: &[Report]) -> Comparison {
                 .map(|result| format!("{}: not in {}, only in {name}", result.title(), names[0])),
         );
     }
-    Comparison { schema: SCHEMA, files: files.collect(), rows, alone, cautions: cautions(names, reports) }
+    let (mut comparisons, mut by_chance) = (0, 0.0);
+    for row in &rows {
+        for verdict in row.verdicts.iter().filter(|verdict| verdict.outcome != Verdicts::Unknown) {
+            let runs = |file: usize| row.entries[file].as_ref().map_or(0, |entry| entry.runs);
+            comparisons += 1;
+            by_chance += 1.0 / odds((runs(0), runs(verdict.file)));
+        }
+    }
+    let cautions = cautions(names, reports);
+    Comparison { schema: SCHEMA, files: files.collect(), rows, alone, cautions, comparisons, by_chance }
 }
 
 /// What a difference in figures may come from instead of what was changed on purpose.
@@ -361,10 +401,15 @@ impl Pair<'_> {
     }
 }
 
-/// How often runs that are alike lie apart by chance: all of one below all of the other, or above.
-fn chance((a, b): (usize, usize)) -> String {
+/// In how many times runs that are alike lie apart once by chance, all of one below all of the other or above: of all
+/// (a + b)! / (a! b!) ways to choose which of them are the first's, two do that.
+fn odds((a, b): (usize, usize)) -> f64 {
     let ways: f64 = (1..=a).map(|at| (b + at) as f64 / at as f64).product();
-    format!("all {a} and {b} runs lie apart, by chance once in {:.0}", (ways / 2.0).max(1.0))
+    (ways / 2.0).max(1.0)
+}
+
+fn chance((a, b): (usize, usize)) -> String {
+    format!("all {a} and {b} runs lie apart, by chance once in {:.0}", odds((a, b)))
 }
 
 #[cfg(test)]

@@ -11,6 +11,11 @@ use crate::bench::units::{micros_f64, rate};
 /// # Errors
 /// Where it cannot be printed.
 pub(super) fn print(comparison: &Comparison, out: &mut dyn Write) -> io::Result<()> {
+    for file in &comparison.files {
+        file.remarks
+            .iter()
+            .try_for_each(|remark| paragraph(out, "", 0, &format!("{}, remark: {remark}", file.name)))?;
+    }
     for caution in &comparison.cautions {
         paragraph(out, "", 0, caution)?;
     }
@@ -48,6 +53,7 @@ pub(super) fn print(comparison: &Comparison, out: &mut dyn Write) -> io::Result<
     }
     comparison.alone.iter().try_for_each(|text| paragraph(out, "", 0, &format!("not compared: {text}")))?;
     writeln!(out)?;
+    comparison.trust().map_or(Ok(()), |text| paragraph(out, "", 0, &text))?;
     paragraph(out, "", 0, ADVICE)?;
     out.flush()
 }

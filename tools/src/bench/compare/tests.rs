@@ -54,6 +54,39 @@ fn one_run_or_failures_give_none() {
 fn chance_is_that_of_drawing_one_side_first() {
     assert!(chance((3, 3)).ends_with("once in 10"));
     assert!(chance((5, 5)).ends_with("once in 126"));
+    // Counted: of all ways to choose three of six places, two are all the lowest or all the highest.
+    let choices: Vec<u32> = (0u32..64).filter(|places| places.count_ones() == 3).collect();
+    let apart = choices.iter().filter(|places| [0b111, 0b11_1000].contains(*places)).count();
+    assert_eq!(choices.len() as f64 / apart as f64, odds((3, 3)));
+}
+
+#[test]
+fn it_is_said_how_many_comparisons_were_made_and_how_many_chance_would_decide() {
+    let (one, other) = (of(&[12_000, 12_100, 12_300], 0), of(&[10_000, 10_300, 10_200], 0));
+    let found = compare(&["a".into(), "b".into(), "c".into()], &[one.clone(), other.clone(), one.clone()]);
+    assert_eq!((found.comparisons, (found.by_chance * 10.0).round()), (4, 4.0));
+    let mut out = Vec::new();
+    table::print(&found, &mut out).unwrap();
+    let text = String::from_utf8(out).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in
+        ["4 comparisons were made", "a difference in 0.4 of them", "with --repeat 5 it finds one in 126"]
+    {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    assert!(html::page(&found, &[one.clone(), other, one]).contains("4 comparisons were made"));
+    let single = of(&[12_000], 0);
+    assert_eq!(compare(&["a".into(), "b".into()], &[single.clone(), single]).trust(), None);
+}
+
+#[test]
+fn remarks_are_carried_along() {
+    let (mut first, second) = (of(&[12_000, 12_100], 0), of(&[12_000, 12_100], 0));
+    first.remarks = vec!["the old cable".into()];
+    let found = compare(&["a".into(), "b".into()], &[first.clone(), second.clone()]);
+    let mut out = Vec::new();
+    table::print(&found, &mut out).unwrap();
+    assert!(String::from_utf8(out).unwrap().contains("a, remark: the old cable"));
+    assert!(html::page(&found, &[first, second]).contains("a, remark: the old cable"));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use super::Report;
-use super::table::{describe, load, stages, troubles};
+use super::table::{describe, load, remarks, stages, troubles};
 use super::text::{columns, paragraph};
 use crate::bench::machine::Machine;
 use crate::bench::units::{micros_f64, rate, short, speed};
@@ -23,6 +23,7 @@ pub fn print(report: &Report, out: &mut dyn Write) -> io::Result<()> {
         paragraph(out, "", 0, "*** interrupted: this is what was measured until then ***")?;
     }
     writeln!(out)?;
+    remarks(report, MARGIN, out)?;
     if let Some(first) = report.results.first() {
         paragraph(out, "load", MARGIN, &load(report, first))?;
     }

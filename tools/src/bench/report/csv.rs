@@ -8,7 +8,7 @@ use crate::bench::figures::{Figures, Latency, Measured};
 /// The columns, with their units.
 pub const HEAD: &str = "rung,operation,mixed_reads_percent,pattern,block_bytes,depth,lanes,rate_per_second,run,stage,count,errors,\
     missed,retries,seconds,iops,bytes_per_second,client_cpu_seconds,server_cpu_seconds,p50_us,p90_us,p99_us,p99.9_us,p99.99_us,\
-    max_us,mean_us,deviation_us,min_us,half_round_trip_p50_us,labels";
+    max_us,mean_us,deviation_us,min_us,half_round_trip_p50_us,labels,remarks";
 
 /// Columns between those that say which row it is and the latencies.
 const COUNTS: usize = 9;
@@ -23,7 +23,7 @@ pub fn print(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     if report.interrupted {
         labels.push("interrupted".into());
     }
-    let labels = quoted(&labels.join("; "));
+    let (labels, remarks) = (quoted(&labels.join("; ")), quoted(&report.remarks.join("; ")));
     let mut row = |result: &Measured,
                    run: &str,
                    stage: &str,
@@ -43,7 +43,7 @@ pub fn print(report: &Report, out: &mut dyn Write) -> io::Result<()> {
             stage.to_owned(),
         ];
         let times = latency.columns().map(|(_, figure)| or_empty(figure)).to_vec();
-        let rest = vec![or_empty(latency.min), or_empty(half), labels.clone()];
+        let rest = vec![or_empty(latency.min), or_empty(half), labels.clone(), remarks.clone()];
         writeln!(out, "{}", [which, counts, times, rest].concat().join(","))
     };
     for result in &report.results {

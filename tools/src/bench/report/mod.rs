@@ -8,6 +8,7 @@ pub mod json;
 pub mod table;
 pub mod text;
 
+use kaeru_common::fabric::FabricKind;
 use serde::{Deserialize, Serialize};
 
 use super::figures::Measured;
@@ -41,6 +42,9 @@ pub struct Report {
     pub target_kind: Option<String>,
     /// What keeps the figures from being those of two cards and a cable. Whoever shows a figure shows these.
     pub labels: Vec<String>,
+    /// What the user wants to have said beside the figures.
+    #[serde(default)]
+    pub remarks: Vec<String>,
     /// The way to the server, where one was taken.
     pub route: Option<Way>,
     /// How lanes of ours waited, in words; empty where there were none.
@@ -73,13 +77,9 @@ pub struct Step {
     pub to: RungName,
     /// The difference of the medians in microseconds. Below zero is noise, or a rung that waits in another way.
     pub us: f64,
-}
-
-impl Step {
-    /// What it is, in words.
-    pub fn adds(&self) -> String {
-        self.to.adds(self.from)
-    }
+    /// Whether the medians of the runs of both rungs overlap: then the difference may be chance.
+    #[serde(default)]
+    pub is_within_spread: bool,
 }
 
 impl Report {
@@ -94,7 +94,7 @@ impl Report {
         self.steps.clear();
         let apart = &self.apart;
         for op in Op::ALL {
-            let mut below: Option<(RungName, f64)> = None;
+            let mut below: Option<&Measured> = None;
             let alike = self.results.iter().filter(|result| {
                 let single = result.depth == 1 && result.lanes == 1 && result.rate.is_none();
                 single && result.operation == op && result.mixed_reads_percent.is_none()
@@ -106,19 +106,42 @@ impl Report {
             let first = self.steps.len();
             for result in ladder {
                 let Some(median) = result.all.latency_us.p50 else { continue };
-                let us = ((median - below.map_or(0.0, |(_, us)| us)) * 1e3).round() / 1e3;
+                let us = ((median - below.and_then(|below| below.all.latency_us.p50).unwrap_or(0.0)) * 1e3)
+                    .round()
+                    / 1e3;
+                let spreads = below.and_then(|below| below.median_spread_us).zip(result.median_spread_us);
                 self.steps.push(Step {
                     operation: op,
-                    from: below.map(|(rung, _)| rung),
+                    from: below.map(|below| below.rung),
                     to: result.rung,
                     us,
+                    is_within_spread: spreads
+                        .is_some_and(|(below, above)| below.0 <= above.1 && above.0 <= below.1),
                 });
-                below = Some((result.rung, median));
+                below = Some(result);
             }
             if self.steps.len() == first + 1 {
                 // One rung alone has no difference to any.
                 self.steps.pop();
             }
+        }
+    }
+
+    /// Whether blocks went over tcp.
+    pub fn is_tcp(&self) -> bool {
+        self.route.as_ref().is_some_and(|way| way.fabric == FabricKind::Tcp.to_string())
+    }
+
+    /// What a step is, in words.
+    pub fn adds(&self, step: &Step) -> String {
+        let adds = step.to.adds(step.from, self.is_tcp());
+        match step.from {
+            Some(below) if step.us < 0.0 && !step.is_within_spread => {
+                format!(
+                    "{adds}: less than nothing, so something else was not alike when \"{below}\" was measured"
+                )
+            }
+            _ => adds,
         }
     }
 
@@ -136,14 +159,8 @@ impl Report {
 
     /// The sentence that stands wherever figures stand, if they are not those of two cards and a cable.
     pub fn warning(&self) -> Option<String> {
-        let is_software = self.labels.iter().any(|label| !label.starts_with("label: "));
-        let labels: Vec<&str> =
-            self.labels.iter().map(|label| label.strip_prefix("label: ").unwrap_or(label)).collect();
-        match (labels.is_empty(), is_software) {
-            (true, _) => None,
-            (false, true) => Some(format!("NOT COMPARABLE with RDMA cards: {}", labels.join("; "))),
-            (false, false) => Some(labels.join("; ")),
-        }
+        (!self.labels.is_empty())
+            .then(|| format!("NOT COMPARABLE with RDMA cards: {}", self.labels.join("; ")))
     }
 }
 

@@ -74,6 +74,7 @@ pub fn report() -> Report {
             "software RDMA: no card is behind rxe0".into(),
             "loopback: client and server are one machine".into(),
         ],
+        remarks: Vec::new(),
         route: Some(Way {
             server: "nas".into(),
             fabric: "verbs".into(),

@@ -39,10 +39,16 @@ fn head(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     if let Some(warning) = report.warning() {
         paragraph(out, "", MARGIN, &warning)?;
     }
+    remarks(report, MARGIN, out)?;
     if let Some(first) = report.results.first() {
         paragraph(out, "load", MARGIN, &load(report, first))?;
     }
     Ok(())
+}
+
+/// What the user wants to have said.
+pub(super) fn remarks(report: &Report, margin: usize, out: &mut dyn Write) -> io::Result<()> {
+    report.remarks.iter().try_for_each(|remark| paragraph(out, "remark", margin, remark))
 }
 
 /// The load in words.
@@ -164,8 +170,40 @@ fn throughput(report: &Report, out: &mut dyn Write) -> io::Result<()> {
         true => "SERVER: of the server, by its own count, for all of its clients",
         false => "of the server: not told",
     };
-    paragraph(out, "CPU:", 5, &format!("of kaeru-bench, in per cent of one processor; {server}"))
+    paragraph(out, "CPU:", 5, &format!("of kaeru-bench, in per cent of one processor; {server}"))?;
+    legend(report, out)
 }
+
+/// What else stands in the tables and does not explain itself.
+fn legend(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    let results = &report.results;
+    if results.iter().any(|result| result.mixed_reads_percent.is_some()) {
+        paragraph(out, "mixed:", 7, "CPU, SERVER and RETRIES of each row are of reads and writes together")?;
+    }
+    if results.iter().any(|result| result.all.retries.is_some()) {
+        let who = match report.is_tcp() {
+            true => "this machine's kernel, on all of its TCP connections",
+            false => "the RDMA device",
+        };
+        paragraph(out, "RETRIES:", 9, &format!("what was sent again, by the count of {who}"))?;
+    }
+    if !report.is_sweep() {
+        paragraph(out, "dev:", 5, "the standard deviation")?;
+    }
+    let unknown = |result: &Measured| {
+        let Figures { client_cpu_percent, server_cpu_percent, retries, latency_us, .. } = &result.all;
+        let is_short = latency_us.columns().iter().any(|(_, figure)| figure.is_none());
+        let is_untold = client_cpu_percent.is_none() || server_cpu_percent.is_none() || retries.is_none();
+        is_short || is_untold || result.median_spread_us.is_none()
+    };
+    if results.iter().any(unknown) {
+        paragraph(out, "-", 5, "too few operations or runs for it, or not known")?;
+    }
+    Ok(())
+}
+
+/// What is said of a difference that chance may have made.
+pub(super) const WITHIN: &str = "less than the spread of the runs";
 
 /// Why rungs are no part of the steps.
 pub(super) fn apart(report: &Report) -> Option<String> {
@@ -191,7 +229,11 @@ fn steps(report: &Report, out: &mut dyn Write) -> io::Result<()> {
             Some(from) => format!("{} - {from}", step.to),
         };
         let op = step.operation.to_string();
-        rows.push(vec![op, what, format!("{:+.2}", step.us), step.adds()]);
+        let (us, adds) = (format!("{:+.2}", step.us), report.adds(step));
+        rows.push(match step.is_within_spread {
+            true => vec![op, what, "≈ 0".to_owned(), format!("{WITHIN} ({us}): {adds}")],
+            false => vec![op, what, us, adds],
+        });
     }
     let widest = rows.iter().map(|row| row[1].len()).max().unwrap_or(0);
     for row in rows {

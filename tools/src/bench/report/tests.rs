@@ -221,9 +221,70 @@ fn stages_are_in_every_form_of_output() {
     }
 }
 
+#[test]
+fn what_the_user_remarks_is_in_every_form_and_is_no_reason_not_to_compare() {
+    let mut report = report();
+    (report.labels, report.remarks) = (Vec::new(), vec!["my first try".into()]);
+    assert_eq!(report.warning(), None);
+    for (form, part) in [
+        (printed(table::print, &report), "\nremark   my first try\n"),
+        (printed(blog::print, &report), "\nremark    my first try\n"),
+        (printed(csv::print, &report), ",\"\",\"my first try\"\n"),
+        (html::page(&report), "<p>Remark: my first try</p>"),
+    ] {
+        assert!(form.contains(part) && !form.contains("NOT COMPARABLE"), "{part} is not in {form}");
+    }
+    assert_eq!(json_of(&report)["remarks"], serde_json::json!(["my first try"]));
+}
+
+#[test]
+fn tables_explain_what_is_in_them_and_nothing_else() {
+    let legend = |report: &Report| {
+        let text = printed(table::print, report);
+        text.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let full = legend(&report());
+    for part in
+        ["dev: the standard deviation", "RETRIES: what was sent again, by the count of the RDMA device"]
+    {
+        assert!(full.contains(part), "{part} is not in {full}");
+    }
+    assert!(!full.contains("mixed:"), "{full}");
+    let mut other = report();
+    other.results.retain(|result| result.rung != RungName::Ram);
+    assert!(!legend(&other).contains("too few"), "everything is known");
+    other.results[0].mixed_reads_percent = Some(70);
+    other.results[1].all.latency_us.p99_99 = None;
+    other.route.as_mut().unwrap().fabric = "tcp".into();
+    let text = legend(&other);
+    for part in
+        ["this machine's kernel, on all of its TCP", "- too few operations", "of reads and writes together"]
+    {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    let text = legend(&sweep());
+    assert!(!text.contains("dev:") && text.contains("- too few operations or runs"), "{text}");
+}
+
+#[test]
+fn the_page_leaves_out_what_nobody_knows_and_says_first_what_must_not_be_missed() {
+    let mut report = report();
+    let has =
+        |report: &Report, name: &str| html::page(report).contains(&format!("<th scope=\"col\">{name}</th>"));
+    assert!(has(&report, "p99.99") && !has(&report, "missed") && !has(&report, "depth"));
+    report.results.iter_mut().for_each(|result| result.all.latency_us.p99_99 = None);
+    report.results.iter_mut().for_each(|result| result.half_round_trip_us = None);
+    assert!(!has(&report, "p99.99"));
+    assert!(html::page(&sweep()).contains(">depth</th>") && has(&late(), "missed"));
+    let page = html::page(&late());
+    assert!(page.find("606 were done").unwrap() < page.find("<ul class=\"keys\">").unwrap());
+    assert_eq!(page.matches("606 were done").count(), report.results.len());
+}
+
 /// A load of which more was due than could be done.
 fn late() -> Report {
     let mut report = report();
+    report.remarks = vec!["my first try".into()];
     for result in &mut report.results {
         (result.rate, result.rate_missed, result.all.missed) = (Some(1000.0), Some(606.0), 394);
     }
@@ -288,7 +349,8 @@ fn every_number_of_the_page_is_that_of_the_json_rounded() {
                 "count" | "errors" | "missed" | "retries" => value.to_string(),
                 _ => units::micros_f64(Some(value)),
             };
-            assert_eq!(text, shown, "{pointer}");
+            let is_scaled = pointer.ends_with("/p50") || pointer.ends_with("/p99");
+            assert!(text == shown || (is_scaled && text == units::scaled(value).0), "{pointer}: {text}");
         }
     }
 }
@@ -340,7 +402,9 @@ fn the_lowest_step_says_all_that_is_in_it_and_no_step_crosses_to_what_is_apart()
         report.derive_steps();
         report
     };
-    let words = |report: &Report| -> Vec<String> { report.steps.iter().take(3).map(Step::adds).collect() };
+    let words = |report: &Report| -> Vec<String> {
+        report.steps.iter().take(3).map(|step| report.adds(step)).collect()
+    };
     assert_eq!(words(&report())[..2], ["the link: cards, cable, memory", "the client's library"]);
     let file = without(&[RungName::Fabric], &[]);
     assert_eq!(
@@ -361,10 +425,50 @@ fn the_lowest_step_says_all_that_is_in_it_and_no_step_crosses_to_what_is_apart()
 }
 
 #[test]
+fn a_difference_that_chance_may_have_made_is_called_nothing_and_no_other_is() {
+    let with = |fabric: &[u64], remote: &[u64]| {
+        let mut report = report();
+        report.results = [(RungName::Fabric, fabric), (RungName::Remote, remote)]
+            .map(|(rung, middles)| {
+                let runs: Vec<Vec<u64>> = middles.iter().map(|&middle| around(middle, 1000)).collect();
+                let runs: Vec<&[u64]> = runs.iter().map(Vec::as_slice).collect();
+                measured(rung, Op::Read, (4096, 1), &runs, 0)
+            })
+            .to_vec();
+        report.route.as_mut().unwrap().fabric = "tcp".into();
+        report.derive_steps();
+        let words = |text: String| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        (
+            report.steps[1].us,
+            report.steps[1].is_within_spread,
+            words(printed(table::print, &report)),
+            html::page(&report),
+        )
+    };
+    let (us, within, table, page) = with(&[40_000, 50_000, 45_000], &[38_000, 43_000, 42_000]);
+    assert!(us < 0.0 && within);
+    assert!(
+        table.contains(&format!(
+            "remote - fabric ≈ 0 less than the spread of the runs ({us:+.2}): the client"
+        )),
+        "{table}"
+    );
+    assert!(page.contains("≈ 0") && page.contains("No bar: not every rung"), "{page}");
+    assert!(table.contains("the network and both kernels") && !table.contains("cable"), "{table}");
+    let (us, within, table, page) = with(&[40_000, 41_000, 40_500], &[33_000, 33_500, 34_000]);
+    assert!(us < 0.0 && !within && !page.contains("≈ 0"));
+    assert!(table.contains("less than nothing") && !table.contains("≈ 0"), "{table}");
+    let (us, within, _, page) = with(&[40_000, 41_000, 40_500], &[53_000, 53_500, 54_000]);
+    assert!(us > 0.0 && !within && !page.contains("No bar"));
+    assert!(!with(&[40_000], &[41_000]).1, "one run has no spread");
+}
+
+#[test]
 fn no_form_of_output_carries_what_a_terminal_would_obey() {
     let evil = "x\u{1b}[2J\u{9b}31m\u{7f}\r\u{8}\u{202e}y";
     let mut report = report();
-    report.labels.push(format!("label: {evil}"));
+    report.labels.push(evil.into());
+    report.remarks.push(evil.into());
     (report.target, report.command, report.version) = (evil.into(), evil.into(), evil.into());
     report.problem = Some(evil.into());
     report.results[0].first_error = Some(evil.into());

@@ -76,7 +76,7 @@ impl RungName {
     }
 
     /// What lies between it and the rung `below`; for the lowest one that was measured, it and all below it.
-    pub fn adds(self, below: Option<Self>) -> String {
+    pub fn adds(self, below: Option<Self>, is_tcp: bool) -> String {
         let begin = match below {
             // Where the link is not measured for itself, all that is behind it is in the lowest rung.
             None if self > Self::Fabric => vec!["network, server and store"],
@@ -90,6 +90,7 @@ impl RungName {
                 match rung {
                     Self::Ram => "a copy from or to this machine's own memory",
                     Self::Disk => "this machine's own disk, past the page cache",
+                    Self::Fabric if is_tcp => "the network and both kernels",
                     Self::Fabric => "the link: cards, cable, memory",
                     Self::Remote => "the client's library",
                     Self::Socket => "NBD on a Unix socket, and its lane",

@@ -4,12 +4,12 @@ use std::fmt::Write;
 
 use kaeru_common::units::Size;
 
-use super::text::{escape, figure, table};
+use super::text::{NONE, escape, figure, table};
 use crate::bench::figures::Measured;
 use crate::bench::machine::Machine;
-use crate::bench::report::table::{apart, describe, load};
+use crate::bench::report::table::{WITHIN, apart, describe, load};
 use crate::bench::report::{Report, Step};
-use crate::bench::units::{micros_f64, rate, short, speed};
+use crate::bench::units::{micros_f64, rate, scaled, short, speed};
 use crate::bench::workload::Op;
 
 const STYLE: &str = include_str!("style.css");
@@ -44,7 +44,12 @@ pub fn head(report: &Report) -> String {
         let _ = write!(out, "<p>{}</p>", escape(&capital(&load(report, first))));
     }
     if let Some(way) = &report.route {
-        let _ = write!(out, "<p>{}</p>", escape(&capital(&describe(way))));
+        let way = describe(way);
+        let way = way.strip_prefix("tcp").map_or_else(|| capital(&way), |rest| format!("TCP{rest}"));
+        let _ = write!(out, "<p>{}</p>", escape(&way));
+    }
+    for remark in &report.remarks {
+        let _ = write!(out, "<p>Remark: {}</p>", escape(remark));
     }
     out.push_str("</header>");
     for warning in [
@@ -57,6 +62,7 @@ pub fn head(report: &Report) -> String {
     {
         let _ = write!(out, "<p class=\"warn\" role=\"note\">{}</p>", escape(&warning));
     }
+    out.push_str(&errors(report));
     out
 }
 
@@ -71,19 +77,18 @@ pub fn keys(report: &Report) -> String {
         let latency = &result.all.latency_us;
         let what = format!("{} {}", result.rung, result.operation);
         let pointer = |field: &str| format!("/results/{at}/all/{field}");
-        let us =
-            |name: &str, value| figure(&pointer(&format!("latency_us/{name}")), value, &micros_f64(value));
+        let us = |name: &str, value: Option<f64>| {
+            let (shown, unit) = value.map_or_else(|| (String::new(), "µs"), scaled);
+            (figure(&pointer(&format!("latency_us/{name}")), value, &shown), unit)
+        };
+        let ((p50, p50_unit), (p99, p99_unit)) = (us("p50", latency.p50), us("p99", latency.p99));
         let iops = figure(&pointer("iops"), Some(result.all.iops), &rate(result.all.iops));
         let bytes = result.all.bytes_per_second;
         let bytes = figure(&pointer("bytes_per_second"), Some(bytes), &speed(bytes));
         let (big, unit, more) = match report.preset.as_str() {
-            "bandwidth" => (bytes, "", format!("{iops} IOPS, median {} µs", us("p50", latency.p50))),
-            "iops" => (
-                iops,
-                "IOPS",
-                format!("median {} µs, p99 {} µs", us("p50", latency.p50), us("p99", latency.p99)),
-            ),
-            _ => (us("p50", latency.p50), "µs", format!("p99 {} µs, {iops} IOPS", us("p99", latency.p99))),
+            "bandwidth" => (bytes, "", format!("{iops} IOPS, median {p50} {p50_unit}")),
+            "iops" => (iops, "IOPS", format!("median {p50} {p50_unit}, p99 {p99} {p99_unit}")),
+            _ => (p50, p50_unit, format!("p99 {p99} {p99_unit}, {iops} IOPS")),
         };
         any = true;
         let _ = write!(
@@ -118,17 +123,22 @@ pub fn ladder(report: &Report) -> String {
                     write!(out, "<span class=\"b{}\" style=\"width:{share:.2}%\"></span>", step.to as usize);
             }
             out.push_str("</div>");
+        } else {
+            out.push_str("<p class=\"none\">No bar: not every rung took longer than the one below it, so these are no parts of a whole.</p>");
         }
         let rows: Vec<Vec<String>> = steps
             .iter()
             .map(|(at, step)| {
                 let what =
                     step.from.map_or_else(|| step.to.to_string(), |from| format!("{} − {from}", step.to));
-                vec![
-                    format!("<span class=\"swatch k{}\"></span>{what}", step.to as usize),
-                    figure(&format!("/steps/{at}/us"), Some(step.us), &format!("{:+.2}", step.us)),
-                    format!("<span class=\"meaning\">{}</span>", escape(&step.adds())),
-                ]
+                let us = figure(&format!("/steps/{at}/us"), Some(step.us), &format!("{:+.2}", step.us));
+                let adds = escape(&report.adds(step));
+                let (us, adds) = match step.is_within_spread {
+                    true => ("≈ 0".to_owned(), format!("{WITHIN} ({us}): {adds}")),
+                    false => (us, adds),
+                };
+                let what = format!("<span class=\"swatch k{}\"></span>{what}", step.to as usize);
+                vec![what, us, format!("<span class=\"meaning\">{adds}</span>")]
             })
             .collect();
         out.push_str(
@@ -145,21 +155,30 @@ pub fn ladder(report: &Report) -> String {
     }
 }
 
+/// The heads of the cells that say which result a row is about.
+const WHICH: [&str; 4] = ["rung", "operation", "block", "depth"];
+
+/// How many of them do: where there is no sweep, all rows have the same block and depth, which stand in the head.
+fn names(report: &Report) -> usize {
+    if report.is_sweep() { 4 } else { 2 }
+}
+
 /// The cells that say which result a row is about.
-fn which(result: &Measured) -> Vec<String> {
+fn which(result: &Measured, names: usize) -> Vec<String> {
     let lanes = if result.lanes > 1 { format!(" × {}", result.lanes) } else { String::new() };
     let mix = result.mixed_reads_percent.map_or_else(String::new, |reads| format!(" ({reads} % reads)"));
-    vec![
+    let all = [
         result.rung.to_string(),
         format!("{}{mix}", result.operation),
         short(result.block_bytes),
         format!("{}{lanes}", result.depth),
-    ]
+    ];
+    all[..names].to_vec()
 }
 
 /// All figures in two tables.
 pub fn results(report: &Report) -> String {
-    let (mut times, mut rest) = (Vec::new(), Vec::new());
+    let (mut times, mut rest, names) = (Vec::new(), Vec::new(), names(report));
     for (at, result) in report.results.iter().enumerate() {
         let all = &result.all;
         let us = |under: &str, name: &str, value| {
@@ -169,14 +188,14 @@ pub fn results(report: &Report) -> String {
         let row = |under: &str, latency: &crate::bench::figures::Latency| -> Vec<String> {
             latency.columns().into_iter().map(|(name, value)| us(under, name, value)).collect()
         };
-        times.push([which(result), row("all/latency_us", &all.latency_us)].concat());
+        times.push([which(result, names), row("all/latency_us", &all.latency_us)].concat());
         if let Some(half) = &result.half_round_trip_us {
-            let mut name = which(result);
+            let mut name = which(result, names);
             name[1].push_str(", half round trip");
             times.push([name, row("half_round_trip_us", half)].concat());
         }
         if let Some(begun) = &result.uncorrected_us {
-            let mut name = which(result);
+            let mut name = which(result, names);
             name[1].push_str(", from when begun");
             times.push([name, row("uncorrected_us", begun)].concat());
         }
@@ -185,7 +204,7 @@ pub fn results(report: &Report) -> String {
         };
         let count = |field: &str, value: u64| number(field, Some(value as f64), &value.to_string());
         let spread = match result.median_spread_us {
-            None => "<span class=\"none\">–</span>".to_owned(),
+            None => NONE.to_owned(),
             Some((low, high)) => {
                 let of = |place, value| {
                     let pointer = format!("/results/{at}/median_spread_us/{place}");
@@ -198,7 +217,7 @@ pub fn results(report: &Report) -> String {
         let retries = all.retries.map_or_else(String::new, |retries| retries.to_string());
         rest.push(
             [
-                which(result),
+                which(result, names),
                 vec![
                     number("iops", Some(all.iops), &rate(all.iops)),
                     number("bytes_per_second", Some(all.bytes_per_second), &speed(all.bytes_per_second)),
@@ -222,60 +241,44 @@ pub fn results(report: &Report) -> String {
         None => what.to_owned(),
     };
     let server = match report.results.iter().any(|result| result.all.server_cpu_seconds.is_some()) {
-        true => "; that of the server by its own count, for all of its clients",
-        false => "; that of the server: not told",
+        true => "of the server by its own count, for all of its clients",
+        false => "of the server: not told",
     };
-    let times = table(
-        &caption("Latency in µs, full round trips"),
-        &[
-            "rung",
-            "operation",
-            "block",
-            "depth",
-            "p50",
-            "p90",
-            "p99",
-            "p99.9",
-            "p99.99",
-            "max",
-            "mean",
-            "deviation",
-        ],
-        4,
-        &times,
+    let place = &WHICH[..names];
+    let head = ["p50", "p90", "p99", "p99.9", "p99.99", "max", "mean", "deviation"];
+    let times =
+        table(&caption("Latency in µs, full round trips"), &[place, &head[..]].concat(), names, &times);
+    let head = [
+        "IOPS",
+        "bytes/s",
+        "client CPU",
+        "server CPU",
+        "operations",
+        "errors",
+        "missed",
+        "retries",
+        "median of runs, µs",
+    ];
+    let what = format!(
+        "Throughput; processor time in per cent of one processor, of kaeru-bench and {server}; and the lowest and the highest \
+         median of the runs"
     );
-    let rest = table(
-        &caption(&format!(
-            "Throughput; processor time of kaeru-bench in per cent of one processor; and the median, µs, of its runs{server}"
-        )),
-        &[
-            "rung",
-            "operation",
-            "block",
-            "depth",
-            "IOPS",
-            "bytes/s",
-            "client CPU",
-            "server CPU",
-            "operations",
-            "errors",
-            "missed",
-            "retries",
-            "median of runs",
-        ],
-        4,
-        &rest,
-    );
-    format!("<h2>Figures</h2>{times}{rest}{}{}", buckets(report), errors(report))
+    let rest = table(&caption(&what), &[place, &head[..]].concat(), names, &rest);
+    format!("<h2>Figures</h2>{times}{rest}{}", buckets(report))
 }
 
+/// Rates that were not kept, and why operations failed.
 fn errors(report: &Report) -> String {
     let of = |result: &Measured| {
         let error = result.first_error.as_ref().map(|error| format!("{}: {error}", result.title()));
         result.rate_remark().into_iter().chain(error)
     };
-    let all = report.results.iter().flat_map(of);
-    all.map(|text| format!("<p class=\"warn\">{}</p>", escape(&text))).collect()
+    let all: Vec<String> = report.results.iter().flat_map(of).map(|text| escape(&text)).collect();
+    if all.is_empty() {
+        String::new()
+    } else {
+        format!("<p class=\"warn\" role=\"note\">{}</p>", all.join("<br>"))
+    }
 }
 
 /// The numbers behind the distributions.
@@ -310,19 +313,13 @@ fn buckets(report: &Report) -> String {
 
 /// Where the time of single operations went.
 pub fn stages(report: &Report) -> String {
-    let mut rows = Vec::new();
+    let (mut rows, names) = (Vec::new(), names(report));
     for (at, result) in report.results.iter().enumerate() {
         for (place, stage) in result.stages.iter().enumerate() {
             let us = |name: &str, value| {
                 figure(&format!("/results/{at}/stages/{place}/latency_us/{name}"), value, &micros_f64(value))
             };
             let latency = &stage.latency_us;
-            let mut which = which(result);
-            if report.is_sweep() {
-                which.truncate(4);
-            } else {
-                which.truncate(2);
-            }
             let stage = vec![
                 stage.stage.title().replace("  ", "&emsp;"),
                 us("p50", latency.p50),
@@ -331,18 +328,16 @@ pub fn stages(report: &Report) -> String {
                 us("mean", latency.mean),
                 escape(&stage.source),
             ];
-            rows.push([which, stage].concat());
+            rows.push([which(result, names), stage].concat());
         }
     }
     if rows.is_empty() {
         return String::new();
     }
-    let place: &[&str] =
-        if report.is_sweep() { &["rung", "operation", "block", "depth"] } else { &["rung", "operation"] };
-    let head = [place, &["stage", "p50", "p99", "max", "mean", "known"]].concat();
+    let head = [&WHICH[..names], &["stage", "p50", "p99", "max", "mean", "known"]].concat();
     format!(
         "<h2>Stages</h2>{}",
-        table("Where the time of each operation went, in µs", &head, place.len() + 1, &rows)
+        table("Where the time of each operation went, in µs", &head, names + 1, &rows)
     )
 }
 
