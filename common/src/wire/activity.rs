@@ -10,8 +10,7 @@ use crate::metrics::{LaneSnapshot, Latencies, Totals};
 use crate::units::{Size, about_time};
 
 /// What is said of an export whose memory clients reach by themselves, so that the server sees none of it.
-pub const UNCOUNTED: &str =
-    "not counted here: its clients reach the memory by themselves; ask \"kaeru status\" there";
+pub const UNCOUNTED: &str = "not counted here: clients reach its memory by themselves";
 
 record! {
     /// What all lanes did so far, those that are closed included. In JSON it has the names of its fields.
