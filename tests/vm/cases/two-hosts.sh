@@ -15,7 +15,7 @@ if [ "$KAERU_VM_HOST" = a ]; then
 fi
 barrier ready
 
-examined=$("$KAERU_BIN/kaeru-doctor" --peer 10.9.0.1 | tr -s ' \n' '  ')
+examined=$("$KAERU_BIN/kaeru-doctor" -v --peer 10.9.0.1 | tr -s ' \n' '  ')
 for part in '10.9.0.1 is reached by eth0, which is an RDMA interface' 'both ends speak Ethernet' \
     'both ends take packets of 4096 bytes' 'both ends speak one version of RoCE'; do
     check "the doctor of both ends: $part" says " ok $part" "$examined"
