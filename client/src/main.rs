@@ -7,7 +7,7 @@ use clap::{CommandFactory, Parser};
 use kaeru_client::args::{Args, Command, Passed};
 use kaeru_client::nbd::kernel;
 use kaeru_client::{attach, list, manage, serve};
-use kaeru_common::manual;
+use kaeru_common::{completions, manual};
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -41,12 +41,7 @@ fn run(args: Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
         Command::Nbd(nbd) => serve::run(&nbd, &mut out)?,
         Command::Bench(passed) => return hand_over("kaeru-bench", &passed),
         Command::Doctor(passed) => return hand_over("kaeru-doctor", &passed),
-        Command::Completions { shell } => {
-            // In memory first: it panics where its reader goes away.
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Args::command(), "kaeru", &mut script);
-            out.write_all(&script)?;
-        }
+        Command::Completions { shell } => completions::print(shell, Args::command(), &mut out)?,
         Command::Man => manual::print(Args::command(), &mut out)?,
         Command::Attach(wanted) => attach::run(&wanted, &mut out)?,
         Command::Detach(wanted) => manage::detach(&wanted, &mut out)?,

@@ -11,6 +11,7 @@
 //! - Unsafe code has two homes here, `fabric::buffer` and `fabric::verbs`; everything else is denied it.
 
 pub mod codec;
+pub mod completions;
 pub mod cpu;
 pub mod error;
 pub mod fabric;
@@ -18,6 +19,7 @@ pub mod host;
 pub mod logging;
 pub mod manual;
 pub mod metrics;
+pub mod plain;
 pub mod session;
 pub mod units;
 pub mod wire;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{CommandFactory, Parser};
-use kaeru_common::manual;
+use kaeru_common::{completions, manual};
 use kaeru_server::Server;
 use kaeru_server::args::Args;
 use kaeru_server::config::Config;
@@ -22,10 +22,10 @@ const PATIENCE: Duration = Duration::from_secs(3);
 fn main() -> ExitCode {
     let args = Args::parse();
     if let Some(shell) = args.completions {
-        // In memory first: it panics where its reader goes away.
-        let mut script = Vec::new();
-        clap_complete::generate(shell, &mut Args::command(), "kaerud", &mut script);
-        return exit(std::io::stdout().write_all(&script).map_err(Into::into), 1);
+        return exit(
+            completions::print(shell, Args::command(), &mut std::io::stdout()).map_err(Into::into),
+            1,
+        );
     }
     if args.man {
         return exit(manual::print(Args::command(), &mut std::io::stdout()).map_err(Into::into), 1);

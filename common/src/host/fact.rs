@@ -4,6 +4,8 @@ use std::fmt;
 use std::io::ErrorKind;
 use std::str::FromStr;
 
+use crate::plain::is_plain;
+
 /// One file of one value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
@@ -11,12 +13,6 @@ pub struct Fact {
     pub path: String,
     /// What it said: one short line of text, which may be printed as it came.
     pub value: Result<String, Unread>,
-}
-
-/// Whether a character may be printed as it came: it moves no cursor, ends no line, and turns no text around.
-pub(super) fn is_plain(c: char) -> bool {
-    !c.is_control()
-        && !matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// `text`, if it is one line that may be printed as it came.

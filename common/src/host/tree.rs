@@ -6,7 +6,8 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
-use super::fact::{Fact, Unread, is_plain, line};
+use super::fact::{Fact, Unread, line};
+use crate::plain::is_plain;
 
 /// Bytes of a file with one value, at most. The kernel's own limit is one page.
 const VALUE_BYTES: u64 = 4096;

@@ -211,15 +211,21 @@ pub(super) fn sleepers_move_more_than_any_socket_holds<P: Pair>(pair: P) {
     }
 }
 
+/// A client at rest with so many receives, whose server has just gone.
+fn bereft<P: Pair>(rig: &mut Rig<P>, receives: usize) -> Driven<LinkOf<P>> {
+    let Duo { mut client, server } = rig.join_small();
+    for _ in 0..receives {
+        client.recv();
+    }
+    rest(&mut client);
+    drop(server);
+    client
+}
+
 pub(super) fn death_wakes_a_sleeping_link<P: Pair>(pair: P) {
     let mut rig = Rig::new(pair, 4096);
     for receives in [0, 3] {
-        let Duo { mut client, server } = rig.join_small();
-        for _ in 0..receives {
-            client.recv();
-        }
-        rest(&mut client);
-        drop(server);
+        let mut client = bereft(&mut rig, receives);
         let deadline = rig.pair.now() + PATIENCE;
         while client.link.down().is_none() || client.owes() > 0 {
             rest(&mut client);
@@ -236,12 +242,7 @@ pub(super) fn a_poll_that_meets_the_end_says_so<P: Pair>(pair: P) {
     let mut rig = Rig::new(pair, 4096);
     // With receives, and without anything that would come back.
     for receives in [0, 1] {
-        let Duo { mut client, server } = rig.join_small();
-        for _ in 0..receives {
-            client.recv();
-        }
-        rest(&mut client);
-        drop(server);
+        let mut client = bereft(&mut rig, receives);
         let deadline = rig.pair.now() + PATIENCE;
         loop {
             let happened = client.poll();

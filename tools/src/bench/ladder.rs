@@ -72,8 +72,7 @@ const TELLING: Duration = Duration::from_secs(1);
 /// [`BenchError`]; a failed operation is none, the report counts it.
 pub fn run(plan: &Plan, command: &str, stop: &Stop) -> Result<Report, BenchError> {
     let server = plan.server_machine.as_deref().map(read_machine).transpose()?;
-    let mut ladder =
-        Ladder { plan, stop, report: empty(plan, command, server), ways: Vec::new(), goals: Vec::new() };
+    let mut ladder = Ladder { plan, stop, report: empty(plan, command, server), ways: Vec::new() };
     match ladder.climb() {
         // What was measured is worth more than the reason why the rest was not.
         Err(error) if !ladder.report.results.is_empty() => ladder.problem(&error),
@@ -81,11 +80,13 @@ pub fn run(plan: &Plan, command: &str, stop: &Stop) -> Result<Report, BenchError
         Err(_) if stop.is_asked() => {}
         result => result?,
     }
-    let Ladder { mut report, goals, .. } = ladder;
+    let Ladder { mut report, ways, .. } = ladder;
     report.interrupted = stop.is_asked();
     if report.results.is_empty() && !report.interrupted {
         report.problem.get_or_insert_with(|| "not one operation was begun; measure for longer".to_owned());
     }
+    let goals: Vec<(RungName, Goal)> =
+        ways.iter().map(|(rung, way, target)| (*rung, Goal::of(way, target))).collect();
     report.apart = apart(&plan.rungs, &goals);
     report.derive_steps();
     Ok(report)
@@ -152,10 +153,8 @@ struct Ladder<'a> {
     plan: &'a Plan,
     stop: &'a Stop,
     report: Report,
-    /// The ways of rungs to a server of ours.
-    ways: Vec<(RungName, Way, Server)>,
-    /// Where rungs lead, as far as that is known.
-    goals: Vec<(RungName, Goal)>,
+    /// The ways of rungs to exports of ours, as far as they are known.
+    ways: Vec<(RungName, Way, Target)>,
 }
 
 impl Ladder<'_> {
@@ -299,8 +298,7 @@ impl Ladder<'_> {
     /// Notes the way of some rungs to a server, both ends, and what they mean for the figures.
     fn go_by(&mut self, way: Option<(Way, Target)>, rungs: &[RungName]) {
         let Some((way, target)) = way else { return };
-        let (server, goal) = (target.server.clone(), Goal::of(&way, &target));
-        self.goals.extend(rungs.iter().map(|rung| (*rung, goal.clone())));
+        let server = target.server.clone();
         if self.report.target_kind.is_none() {
             // A server that does not tell is no reason not to measure it.
             let listing = list_within(&server, TELLING).ok();
@@ -310,7 +308,7 @@ impl Ladder<'_> {
             });
             self.report.target_kind = export;
         }
-        self.ways.extend(rungs.iter().map(|rung| (*rung, way.clone(), server.clone())));
+        self.ways.extend(rungs.iter().map(|rung| (*rung, way.clone(), target.clone())));
         // A session of our own comes first, and what is beside it may lead elsewhere.
         if self.report.route.is_none() {
             self.report.client = Machine::read(Path::new("/"), way.device.as_deref());
@@ -448,7 +446,7 @@ impl Ladder<'_> {
 
     /// The way of a rung, and the server at its end, if that is one of ours.
     fn way_of(&self, rung: RungName) -> Option<(&Way, &Server)> {
-        self.ways.iter().find(|(name, ..)| *name == rung).map(|(_, way, server)| (way, server))
+        self.ways.iter().find(|(name, ..)| *name == rung).map(|(_, way, target)| (way, &target.server))
     }
 
     /// What was sent again so far on the way to the server.
@@ -517,7 +515,7 @@ mod tests {
     }
 
     fn ladder<'a>(plan: &'a Plan, stop: &'a Stop) -> Ladder<'a> {
-        Ladder { plan, stop, report: empty(plan, "", None), ways: Vec::new(), goals: Vec::new() }
+        Ladder { plan, stop, report: empty(plan, "", None), ways: Vec::new() }
     }
 
     #[test]

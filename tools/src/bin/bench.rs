@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
-use kaeru_common::manual;
+use kaeru_common::{completions, manual};
 use kaeru_tools::bench::args::{Args, Command};
 use kaeru_tools::bench::files::Page;
 use kaeru_tools::bench::machine::Machine;
@@ -32,10 +32,7 @@ fn main() -> ExitCode {
 fn run(args: Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let mut out = io::stdout();
     if let Some(shell) = args.completions {
-        // In memory first: it panics where its reader goes away.
-        let mut script = Vec::new();
-        clap_complete::generate(shell, &mut Args::command(), "kaeru-bench", &mut script);
-        out.write_all(&script)?;
+        completions::print(shell, Args::command(), &mut out)?;
     } else if args.man {
         manual::print(Args::command(), &mut out)?;
     }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
-use kaeru_common::manual;
+use kaeru_common::{completions, manual};
 use kaeru_tools::doctor;
 use kaeru_tools::doctor::args::Args;
 
@@ -38,10 +38,7 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> io::Result<ExitCode> {
     let mut out = io::stdout();
     if let Some(shell) = args.completions {
-        // In memory first: it panics where its reader goes away.
-        let mut script = Vec::new();
-        clap_complete::generate(shell, &mut Args::command(), "kaeru-doctor", &mut script);
-        out.write_all(&script)?;
+        completions::print(shell, Args::command(), &mut out)?;
     } else if args.man {
         manual::print(Args::command(), &mut out)?;
     } else {

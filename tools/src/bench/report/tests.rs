@@ -40,17 +40,21 @@ fn tables_and_blocks_fit_a_terminal_whatever_the_figures() {
     }
 }
 
+/// In the order table, paste, CSV, JSON, page.
+fn every_form(report: &Report) -> [String; 5] {
+    [
+        printed(table::print, report),
+        printed(blog::print, report),
+        printed(csv::print, report),
+        printed(json::print, report),
+        html::page(report),
+    ]
+}
+
 #[test]
 fn what_keeps_figures_from_being_those_of_cards_is_in_every_form_of_output() {
     for report in all() {
-        let forms = [
-            printed(table::print, &report),
-            printed(blog::print, &report),
-            printed(csv::print, &report),
-            printed(json::print, &report),
-            html::page(&report),
-        ];
-        for form in forms {
+        for form in every_form(&report) {
             let words = form.split_whitespace().collect::<Vec<_>>().join(" ");
             for label in
                 ["software RDMA: no card is behind rxe0", "loopback: client and server are one machine"]
@@ -65,13 +69,7 @@ fn what_keeps_figures_from_being_those_of_cards_is_in_every_form_of_output() {
 fn an_interruption_is_in_every_form_of_output() {
     let mut report = report();
     report.interrupted = true;
-    for form in [
-        printed(table::print, &report),
-        printed(blog::print, &report),
-        printed(csv::print, &report),
-        printed(json::print, &report),
-        html::page(&report),
-    ] {
+    for form in every_form(&report) {
         assert!(form.to_lowercase().contains("interrupted"), "{form}");
     }
 }
@@ -294,13 +292,7 @@ fn late() -> Report {
 #[test]
 fn a_rate_that_was_not_kept_is_in_every_form_of_output() {
     let report = late();
-    for form in [
-        printed(table::print, &report),
-        printed(blog::print, &report),
-        printed(csv::print, &report),
-        printed(json::print, &report),
-        html::page(&report),
-    ] {
+    for form in every_form(&report) {
         assert!(form.contains("394"), "{form}");
     }
     for form in [printed(table::print, &report), printed(blog::print, &report), html::page(&report)] {

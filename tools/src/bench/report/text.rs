@@ -2,6 +2,8 @@
 
 use std::io::{self, Write};
 
+use kaeru_common::plain::is_plain;
+
 /// A terminal that nobody has widened.
 pub const WIDTH: usize = 80;
 
@@ -50,11 +52,9 @@ pub fn columns(out: &mut dyn Write, left: usize, rows: &[Vec<String>]) -> io::Re
     Ok(())
 }
 
-/// Whether a terminal would do something else than show this character: escapes, and what turns the direction of writing.
+/// Whether a terminal would do something else than show this character. The ends of our own lines are meant.
 pub fn is_obeyed(character: char) -> bool {
-    let turns =
-        matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    turns || (character.is_control() && character != '\n')
+    character != '\n' && !is_plain(character)
 }
 
 /// Passes text on to a terminal, a pipe or a sheet. Labels, and the names that servers and the files of others bear, may
